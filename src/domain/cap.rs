@@ -1,0 +1,62 @@
+//! A cap: how many leads, or how much money, a buyer takes in a window.
+
+use std::sync::Arc;
+
+use super::id::{CapId, PublisherId};
+use super::lead::Lead;
+use super::money::Micros;
+use super::window::WindowKind;
+
+/// The number in a cap. Zero closes the buyer; no cap at all means unlimited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limit {
+    /// Whole leads.
+    Leads(u64),
+    /// Money in the campaign's currency; a sale that would pass it by a fraction is refused.
+    Spend(Micros),
+}
+
+/// One cap of a buyer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cap {
+    /// Unique within the buyer; counters belong to it, whatever the file says next.
+    pub id: CapId,
+    /// The span it counts in.
+    pub window: WindowKind,
+    /// The number.
+    pub limit: Limit,
+    /// Counts only this publisher's leads.
+    pub publisher: Option<PublisherId>,
+    /// Counts only leads whose field has one of the values (compared without case); all conditions must hold.
+    pub conditions: Vec<(Arc<str>, Vec<String>)>,
+}
+
+impl Cap {
+    /// Does this cap count that lead?
+    #[must_use]
+    pub fn counts(&self, lead: &Lead) -> bool {
+        self.publisher.as_ref().is_none_or(|publisher| *publisher == lead.publisher)
+            && self.conditions.iter().all(|(field, values)| {
+                lead.text(field).is_some_and(|value| values.iter().any(|v| v.eq_ignore_ascii_case(value.trim())))
+            })
+    }
+
+    /// What one lead that may cost up to `price_max` reserves: 1 lead, or the money.
+    #[must_use]
+    pub fn amount(&self, price_max: Micros) -> u64 {
+        match self.limit {
+            Limit::Leads(_) => 1,
+            // Prices are never negative: the configuration refuses them.
+            Limit::Spend(_) => u64::try_from(price_max.0).unwrap_or(0),
+        }
+    }
+
+    /// The limit as the store counts it: leads or micros.
+    #[must_use]
+    pub fn limit_units(&self) -> u64 {
+        match self.limit {
+            Limit::Leads(leads) => leads,
+            Limit::Spend(micros) => u64::try_from(micros.0).unwrap_or(0),
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! Pure types: what a lead, a buyer, a cap and an outcome *are*. No tokio, no I/O.
+
+pub mod cap;
+pub mod event;
+pub mod explanation;
+pub mod id;
+pub mod lead;
+pub mod lease;
+pub mod money;
+pub mod outcome;
+pub mod routing;
+pub mod window;

@@ -1,0 +1,1 @@
+//! Static rules: which buyers may have a lead, decided in memory. No I/O.

@@ -1,0 +1,295 @@
+//! The books: leads, attempts, entries, balances, cap usage. The trait is the contract; `mysql` and `sqlite` keep it with
+//! twin migrations and twin statements, and pass the same list of tests.
+//!
+//! # The contract
+//!
+//! - [`Ledger::settle`] moves journal entries and marks in one transaction: rows, entries, balances, `cap_usage` and marks
+//!   change together or not at all. Settling an entry again changes nothing (P5).
+//! - Rows move forward only: an attempt by [`crate::domain::outcome::AttemptOutcome::rank`], a lead from pending to its
+//!   verdict. Events may come in any order across partitions.
+//! - `cap_usage` counts `amount` of an attempt's windows exactly while its `counted` is true; balances change only together
+//!   with the entries that cause them; a sale is booked once per lead and buyer; the entries of a lead sum to zero (P6).
+//! - An event that can never be stored goes to `dead_letters` with its reason; the rest goes on. An event of an unknown
+//!   version stops its partition until a gateway that knows it comes.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+
+use crate::domain::event::{JournalEntry, Life, Mark};
+use crate::domain::id::{BuyerId, CampaignId, CapId, LeadId, Partition, PublisherId};
+use crate::domain::money::{Currency, Micros};
+use crate::domain::outcome::{AttemptOutcome, LeadStatus};
+use crate::store::{CounterKey, StoreError};
+
+pub mod mysql;
+pub mod sqlite;
+
+/// Why a ledger call gave no answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LedgerError {
+    /// Nothing happened: not connected, refused, rolled back (deadlock, lock wait), read-only.
+    #[error("ledger did not take the call: {0}")]
+    NotDone(String),
+    /// It may have happened: the connection broke around COMMIT. Repeating is harmless.
+    #[error("ledger did not answer: {0}")]
+    MaybeDone(String),
+    /// The schema is missing, older, newer or changed by hand; `capgate migrate` or an operator must act.
+    #[error("ledger schema: {0}")]
+    Schema(String),
+    /// We are wrong.
+    #[error("ledger bug: {0}")]
+    Bug(String),
+}
+
+/// Where settlement reads from while it holds the marks.
+#[async_trait]
+pub trait JournalSource: Send + Sync {
+    /// Entries after the mark, in order, at most `count_max`.
+    async fn read(&self, mark: &Mark, count_max: usize) -> Result<Vec<JournalEntry>, StoreError>;
+}
+
+/// What one settlement did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Settled {
+    /// New marks, to trim the journals by.
+    pub marks: Vec<Mark>,
+    /// Journal entries read.
+    pub entries: usize,
+    /// Entries that can never be stored.
+    pub dead_letters: usize,
+    /// Rows written, by table.
+    pub rows: Vec<(&'static str, u64)>,
+    /// Was a batch limit reached, so that more is waiting?
+    pub has_more: bool,
+    /// Second leads under a used key, stored with their key column empty: an alarm.
+    pub key_clashes: usize,
+}
+
+/// Why settlement stopped.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SettleError {
+    /// The ledger's side.
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+    /// The journal's side.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// A lead as the books have it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeadRow {
+    /// Its id.
+    pub lead: LeadId,
+    /// Who sent it.
+    pub publisher: PublisherId,
+    /// What it is for.
+    pub campaign: CampaignId,
+    /// The verdict, or pending.
+    pub status: LeadStatus,
+    /// Of an unsold lead.
+    pub reason: Option<String>,
+    /// Who has it.
+    pub buyer: Option<BuyerId>,
+    /// Of a sale.
+    pub price: Option<Micros>,
+    /// Of a sale.
+    pub payout: Option<Micros>,
+    /// Of a sale.
+    pub currency: Option<Currency>,
+    /// A test lead.
+    pub is_test: bool,
+    /// When it came.
+    pub received_at: Timestamp,
+    /// When it got its verdict.
+    pub closed_at: Option<Timestamp>,
+    /// JSON text; `None` when it was removed after `payload_days`.
+    pub payload: Option<String>,
+    /// JSON text.
+    pub explanation: Option<String>,
+    /// The answer, byte for byte.
+    pub answer: Option<String>,
+}
+
+/// An attempt as the books have it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AttemptRow {
+    /// The lead.
+    pub lead: LeadId,
+    /// Who was offered it.
+    pub buyer: BuyerId,
+    /// 1 for the first.
+    pub ordinal: u16,
+    /// Its state.
+    pub outcome: AttemptOutcome,
+    /// Do its units count?
+    pub counted: bool,
+    /// Of the answer.
+    pub http_status: Option<u16>,
+    /// Of a refusal or doubt.
+    pub reason: Option<String>,
+    /// When the forward started.
+    pub sent_at: Timestamp,
+    /// How long it took.
+    pub duration_us: u64,
+    /// JSON list of `{"cap","window_start","amount"}`.
+    pub windows: String,
+    /// Terms.
+    pub price: Micros,
+    /// The publisher's part.
+    pub payout: Micros,
+    /// Of both.
+    pub currency: Currency,
+}
+
+/// A line of the books.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EntryRow {
+    /// `buyer:<id>`, `publisher:<id>` or `margin`.
+    pub account: String,
+    /// Negative: the account owes.
+    pub amount: Micros,
+    /// Of the amount.
+    pub currency: Currency,
+    /// `sale` or `return`.
+    pub kind: String,
+    /// When it was booked.
+    pub booked_at: Timestamp,
+}
+
+/// Everything about one lead.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeadDetail {
+    /// The lead.
+    pub lead: LeadRow,
+    /// In order of their ordinals.
+    pub attempts: Vec<AttemptRow>,
+    /// In order of booking.
+    pub entries: Vec<EntryRow>,
+}
+
+/// Sums for `demo` and for checks.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Leads by status word.
+    pub leads: Vec<(String, u64)>,
+    /// Attempts by buyer and outcome word.
+    pub attempts: Vec<(String, String, u64)>,
+    /// Account, currency, micros: from `balances`.
+    pub balances: Vec<(String, String, i64)>,
+    /// Leads whose entries do not sum to zero per currency.
+    pub unbalanced_leads: u64,
+    /// Accounts whose balance is not the sum of their entries.
+    pub unbalanced_accounts: u64,
+}
+
+/// How a migration went.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MigrationStep {
+    /// Its number.
+    pub version: i64,
+    /// Its name.
+    pub description: String,
+    /// False when it was in force already.
+    pub was_applied_now: bool,
+}
+
+/// The books. See the module's text for the contract.
+#[async_trait]
+pub trait Ledger: Send + Sync + std::fmt::Debug {
+    /// Brings the schema up to date; safe to run from several gateways at once.
+    async fn migrate(&self) -> Result<Vec<MigrationStep>, LedgerError>;
+
+    /// Is the schema the one this version needs?
+    async fn check_schema(&self) -> Result<(), LedgerError>;
+
+    /// Is the ledger there?
+    async fn ping(&self) -> Result<(), LedgerError>;
+
+    /// Makes sure of one mark row per partition and reads them, in order. The number of partitions is written down at the
+    /// first start and checked after: a different number is [`LedgerError::Schema`].
+    async fn marks(&self, partitions: u16) -> Result<Vec<Mark>, LedgerError>;
+
+    /// Moves a partition to a new life with an empty mark, if it is still in life `from`. False when someone else was
+    /// first.
+    async fn raise_life(&self, partition: Partition, from: Life, to: Life) -> Result<bool, LedgerError>;
+
+    /// Locks the marks of all partitions that nobody else is settling, reads their journals and settles at most `rows_max`
+    /// entries in one transaction. Deadlocks and lock waits restart it from the first statement, a bounded number of times.
+    /// Must not be cancelled half way: run it in a task of its own.
+    async fn settle(&self, source: &dyn JournalSource, rows_max: usize) -> Result<Settled, SettleError>;
+
+    /// `cap_usage` of these windows of one partition's buyers, and the mark they were settled to, in one snapshot. `None`
+    /// where there is no row.
+    async fn usage_snapshot(
+        &self,
+        partition: Partition,
+        keys: &[CounterKey],
+    ) -> Result<(Mark, Vec<Option<u64>>), LedgerError>;
+
+    /// Every row of `cap_usage` whose window started at or after `since` (or at the epoch, for `total` caps), and all
+    /// marks, in one snapshot: what a store that keeps its counters in this process starts from.
+    async fn usage_all(&self, since: Timestamp) -> Result<(Vec<Mark>, Vec<UsageRow>), LedgerError>;
+
+    /// Counted attempts of a buyer sent within `[start, end)`, with publisher and payload of their leads: what a cap that is
+    /// new in mid-window starts from.
+    async fn counted_attempts(
+        &self,
+        buyer: &BuyerId,
+        start: Timestamp,
+        end: Option<Timestamp>,
+    ) -> Result<Vec<CountedAttempt>, LedgerError>;
+
+    /// A lead's row.
+    async fn lead(&self, lead: LeadId) -> Result<Option<LeadRow>, LedgerError>;
+
+    /// A lead with attempts and entries.
+    async fn lead_detail(&self, lead: LeadId) -> Result<Option<LeadDetail>, LedgerError>;
+
+    /// The lead that used this key before: what replays are answered from when the store was lost. Hash in hex.
+    async fn lead_by_key(&self, publisher: &PublisherId, key_hash: &str) -> Result<Option<LeadRow>, LedgerError>;
+
+    /// Sums.
+    async fn totals(&self) -> Result<Totals, LedgerError>;
+
+    /// Buyers that the admin API has paused.
+    async fn paused_buyers(&self) -> Result<Vec<BuyerId>, LedgerError>;
+
+    /// Pauses or resumes a buyer.
+    async fn set_paused(&self, buyer: &BuyerId, is_paused: bool) -> Result<(), LedgerError>;
+
+    /// Removes payloads of leads received before `before`, at most `count_max`; answers how many.
+    async fn remove_payloads(&self, before: Timestamp, count_max: usize) -> Result<u64, LedgerError>;
+
+    /// Closes connections.
+    async fn shut_down(&self);
+}
+
+/// A row of `cap_usage`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UsageRow {
+    /// Whose cap.
+    pub buyer: BuyerId,
+    /// Which cap.
+    pub cap: CapId,
+    /// Start of the window.
+    pub window_start: Timestamp,
+    /// Leads or micros.
+    pub used: u64,
+}
+
+/// One attempt that counts, as [`Ledger::counted_attempts`] reads it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CountedAttempt {
+    /// Who sent the lead.
+    pub publisher: PublisherId,
+    /// JSON text of the lead; `None` when it was removed.
+    pub payload: Option<String>,
+    /// What it costs.
+    pub price: Micros,
+}
+
+/// A shared ledger.
+pub type SharedLedger = Arc<dyn Ledger>;

@@ -1,0 +1,3 @@
+//! The `capgate` command.
+
+fn main() {}

@@ -1,0 +1,367 @@
+//! Hot state: caps, leases, idempotency, journal. The trait is the contract; `redis` and `embedded` keep it and pass the
+//! same list of tests.
+//!
+//! # The contract
+//!
+//! - **Partitions.** State is split by [`Partition::of`] the buyer's id (counters, leases, attempt events) or the
+//!   publisher's id (claims, open leads, received and closed events). Everything a call changes in one partition changes in
+//!   one step or not at all.
+//! - **Time.** The store's clock decides. [`Store::now`] is this gateway's estimate of it; a call whose `not_after` has
+//!   passed by the store's own clock changes nothing.
+//! - **Repeats.** Every call may be asked again with the same ids and then answers what happened, changing nothing (F20).
+//! - **Counters** never go below zero, are never created by a refund, and expire a while after their window (F01, F07).
+//! - **Counter = settled usage + effects of journal entries after the mark + open leases**, at every instant (P2). Only the
+//!   call that changes a lease's state touches counters and appends the event, in the same step.
+//! - **Lives.** A partition whose data is not of the life this gateway knows grants nothing and answers `NewLife` (P8).
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use jiff::Timestamp;
+
+use crate::domain::event::{Attempt, ClaimKey, Closed, EntryId, JournalEntry, Life, Mark, Received};
+use crate::domain::id::{BuyerId, CapId, LeadId, Partition, PublisherId};
+use crate::domain::lease::{AttemptInfo, Charge, Demand, EndMark, LeaseKey, OpenLease};
+use crate::domain::window::Window;
+
+pub mod embedded;
+pub mod redis;
+
+/// Why a store call gave no answer. A full cap is not an error, it is a value.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    /// Nothing happened: not connected, refused, loading, read-only, out of memory, queue full.
+    #[error("store did not take the call: {0}")]
+    NotDone(String),
+    /// It may have happened: timed out, or broken before the reply. Ask again with the same ids.
+    #[error("store did not answer: {0}")]
+    MaybeDone(String),
+    /// We or the data are wrong; asking again will not help.
+    #[error("store bug: {0}")]
+    Bug(String),
+}
+
+/// Admits a lead: claim of its key, open-lead record and "received" event in one step.
+#[derive(Debug, Clone)]
+pub struct Admit {
+    /// What goes into the journal; names lead, publisher and claim.
+    pub event: Received,
+    /// When recovery may take the lead over, by the store's clock.
+    pub deadline: Timestamp,
+    /// Past this, by the store's clock, nothing may be started.
+    pub not_after: Timestamp,
+    /// How long claim and answer are kept.
+    pub retention: Duration,
+}
+
+/// What admit found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Admission {
+    /// The lead is ours to route. A repeat of the very same call (same lead id) answers this too.
+    New,
+    /// Another try of the key is on its walk.
+    Running(LeadId),
+    /// The key is finished; the answer byte for byte.
+    Finished(LeadId, Bytes),
+    /// The key was used with another body.
+    KeyReused,
+    /// The journal is at its limit: nothing is admitted until settlement catches up.
+    JournalFull,
+    /// `not_after` has passed.
+    TooLate,
+    /// The data is not of the life this gateway knows.
+    NewLife,
+}
+
+/// One buyer that may get the lead, with all caps that guard it.
+#[derive(Debug, Clone)]
+pub struct TakeCandidate {
+    /// Who.
+    pub buyer: BuyerId,
+    /// Every cap that counts this lead; empty for an uncapped buyer.
+    pub demands: Vec<Demand>,
+    /// From now to the lease's deadline, by the store's clock.
+    pub lease_for: Duration,
+    /// Kept with the lease for recovery.
+    pub about: AttemptInfo,
+    /// Routing version; an older one than the store has seen for the buyer is refused.
+    pub routing_version: u64,
+}
+
+/// Tries candidates in order and takes the first with room.
+#[derive(Debug, Clone)]
+pub struct Take {
+    /// The lead.
+    pub lead: LeadId,
+    /// In the order they are to be tried.
+    pub candidates: Vec<TakeCandidate>,
+    /// Past this, by the store's clock, nothing may be started.
+    pub not_after: Timestamp,
+}
+
+/// Why a candidate got no lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refusal {
+    /// A cap has no room.
+    Full {
+        /// Which.
+        cap: CapId,
+        /// Its counter.
+        used: u64,
+    },
+    /// The store's clock is outside the window that was given; ask again with the right one.
+    WrongWindow {
+        /// The store's clock.
+        store_now: Timestamp,
+    },
+    /// The counter is missing and no older window is known for the cap: closed until [`Store::seed`].
+    Unseeded {
+        /// Which.
+        cap: CapId,
+    },
+    /// A newer routing has been used for this buyer.
+    Stale {
+        /// The newest version seen.
+        newest: u64,
+    },
+    /// The lease has ended already: this lead was offered to this buyer before (P4).
+    Ended(EndMark),
+    /// The buyer's partition is closed: its data is not of the life this gateway knows.
+    NewLife,
+}
+
+/// What take found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TakeReply {
+    /// Index of the candidate whose lease is now open; a repeat of the call finds the same one.
+    pub taken: Option<usize>,
+    /// Every candidate tried before it, by index, with the reason.
+    pub refused: Vec<(usize, Refusal)>,
+    /// `not_after` had passed: nothing was tried further.
+    pub too_late: bool,
+}
+
+/// Ends a lease.
+#[derive(Debug, Clone)]
+pub struct LeaseEnd {
+    /// Its name.
+    pub key: LeaseKey,
+    /// As they were taken.
+    pub charges: Vec<Charge>,
+    /// Appended when the lease was open. Its `windows` stand in the order of `charges` and hold the final amounts (a money
+    /// cap reserves the most and keeps what was booked).
+    pub event: Attempt,
+    /// Appended instead when the lease had ended otherwise: a yes that came after a refund or a doubt, or the end of a
+    /// doubt.
+    pub late_event: Attempt,
+}
+
+/// What ending a lease found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EndReply {
+    /// The lease was open; `event` was appended.
+    Done,
+    /// The lease was in another state and this call changed it; `late_event` was appended.
+    Late {
+        /// The state before.
+        was: EndMark,
+    },
+    /// It had ended this way, or in a way that this call does not change; nothing was touched.
+    Already(EndMark),
+    /// Neither record nor mark is left; nothing was touched and the ledger decides.
+    Missing,
+}
+
+/// Closes a lead: the first call wins.
+#[derive(Debug, Clone)]
+pub struct Close {
+    /// What goes into the journal; holds the answer.
+    pub event: Closed,
+    /// The claim it was admitted under.
+    pub claim: Option<ClaimKey>,
+    /// How long the answer is kept.
+    pub retention: Duration,
+}
+
+/// What close found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CloseReply {
+    /// This answer is now the lead's.
+    Closed,
+    /// The lead had this answer.
+    Already(Bytes),
+    /// The data is not of the life this gateway knows.
+    NewLife,
+}
+
+/// State of a lead that the store still remembers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LeadState {
+    /// On its walk.
+    Running,
+    /// Closed with this answer.
+    Finished(Bytes),
+}
+
+/// A lead whose gateway let its deadline pass.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OverdueLead {
+    /// The lead.
+    pub lead: LeadId,
+    /// Who sent it.
+    pub publisher: PublisherId,
+    /// The claim it was admitted under.
+    pub claim: Option<ClaimKey>,
+}
+
+/// What seed found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SeedReply {
+    /// Every counter asked for is there now.
+    Seeded,
+    /// The journal was trimmed beyond the mark since the usage was read, or the tail is too long to be read in one step:
+    /// settle, read the usage again, ask again.
+    Stale,
+    /// The data is not of the life this gateway knows.
+    NewLife,
+}
+
+/// A counter's place.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct CounterKey {
+    /// Whose cap.
+    pub buyer: BuyerId,
+    /// Which cap.
+    pub cap: CapId,
+    /// Which window.
+    pub window: Window,
+}
+
+/// How the store is, for readiness and metrics.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct StoreHealth {
+    /// Store clock minus this gateway's clock.
+    pub clock_offset_ms: i64,
+    /// Entries waiting for settlement, all partitions.
+    pub journal_entries: u64,
+    /// What is wrong with how the store is set up (eviction policy, persistence); empty when nothing is.
+    pub warnings: Vec<String>,
+}
+
+/// Hot state. See the module's text for the contract.
+#[async_trait]
+pub trait Store: Send + Sync + std::fmt::Debug {
+    /// How many partitions there are.
+    fn partitions(&self) -> u16;
+
+    /// This gateway's estimate of the store's clock.
+    fn now(&self) -> Timestamp;
+
+    /// The life of a partition's data, `None` for data that has never been used or is gone.
+    async fn life(&self, partition: Partition) -> Result<Option<Life>, StoreError>;
+
+    /// Makes `life` the partition's life, if the store has none (or an older one), and the one this gateway works under.
+    /// Answers the life that is in force after the call.
+    async fn begin_life(&self, partition: Partition, life: Life) -> Result<Life, StoreError>;
+
+    /// Measures clock and journal, and looks at how the store is set up.
+    async fn health(&self) -> Result<StoreHealth, StoreError>;
+
+    /// Claims a lead's key and records it as received.
+    async fn admit(&self, admit: &Admit) -> Result<Admission, StoreError>;
+
+    /// Takes a lease of the first candidate with room.
+    async fn take(&self, take: &Take) -> Result<TakeReply, StoreError>;
+
+    /// [`Store::admit`], and if the lead is new [`Store::take`], in as few round trips as the store allows. A take never
+    /// happens before its admit said new.
+    async fn admit_and_take(&self, admit: &Admit, take: &Take) -> Result<(Admission, Option<TakeReply>), StoreError> {
+        let admission = self.admit(admit).await?;
+        match admission {
+            Admission::New => Ok((admission, Some(self.take(take).await?))),
+            other => Ok((other, None)),
+        }
+    }
+
+    /// The buyer has the lead: the unit counts. Open: counts what `event` booked. After a refund: charges again, even above
+    /// the limit. After a doubt: the doubt is over.
+    async fn commit(&self, end: &LeaseEnd) -> Result<EndReply, StoreError>;
+
+    /// The buyer does not have the lead, or may have it and its policy is `refund`: the unit goes back. After a doubt: the
+    /// doubt is over and the unit goes back. After a commit: nothing.
+    async fn refund(&self, end: &LeaseEnd) -> Result<EndReply, StoreError>;
+
+    /// The buyer may have the lead: the unit stays counted. Only an open lease can become a doubt.
+    async fn doubt(&self, end: &LeaseEnd) -> Result<EndReply, StoreError>;
+
+    /// The owner of an open lease saw the time-out and wants recovery to give the unit back when the deadline passes.
+    async fn give_back_at_deadline(&self, key: &LeaseKey) -> Result<(), StoreError>;
+
+    /// Gives a lead its answer, once.
+    async fn close(&self, close: &Close) -> Result<CloseReply, StoreError>;
+
+    /// [`Store::commit`], then [`Store::close`], in as few round trips as the store allows. A close never happens before
+    /// its commit answered; it happens only when the commit answered [`EndReply::Done`].
+    async fn commit_and_close(
+        &self,
+        end: &LeaseEnd,
+        close: &Close,
+    ) -> Result<(EndReply, Option<CloseReply>), StoreError> {
+        let reply = self.commit(end).await?;
+        match reply {
+            EndReply::Done => Ok((reply, Some(self.close(close).await?))),
+            other => Ok((other, None)),
+        }
+    }
+
+    /// Sets counters that are missing to their settled usage as of `mark`, plus the effects of journal entries after the
+    /// mark, plus what open leases hold of them. Never touches one that is there. Exact under full load, because all of it
+    /// is read in one step.
+    async fn seed(
+        &self,
+        buyer: &BuyerId,
+        mark: &Mark,
+        counters: &[(CapId, Window, u64)],
+    ) -> Result<SeedReply, StoreError>;
+
+    /// What the store remembers of a lead.
+    async fn lead_state(&self, publisher: &PublisherId, lead: LeadId) -> Result<Option<LeadState>, StoreError>;
+
+    /// Counters as they stand; `None` where there is none.
+    async fn counters(&self, keys: &[CounterKey]) -> Result<Vec<Option<u64>>, StoreError>;
+
+    /// Leases past their deadline, oldest first, at most `count_max`.
+    async fn overdue_leases(&self, partition: Partition, count_max: usize) -> Result<Vec<OpenLease>, StoreError>;
+
+    /// All open leases, at most `count_max`.
+    async fn open_leases(&self, partition: Partition, count_max: usize) -> Result<Vec<OpenLease>, StoreError>;
+
+    /// Claims open leads that are past their deadline by `grace`, by moving their deadline to `extend` from now; at most
+    /// `count_max`. Two callers never get the same lead.
+    async fn claim_overdue_leads(
+        &self,
+        partition: Partition,
+        grace: Duration,
+        extend: Duration,
+        count_max: usize,
+    ) -> Result<Vec<OverdueLead>, StoreError>;
+
+    /// How many leads are open in all partitions.
+    async fn open_lead_count(&self) -> Result<u64, StoreError>;
+
+    /// The last entry ever appended to the journal of the partition's present life (`0-0` for none), settled or not.
+    async fn journal_tip(&self, partition: Partition) -> Result<EntryId, StoreError>;
+
+    /// Entries after the mark, in order, at most `count_max`. The journal of the mark's life, which may be an older one.
+    async fn read_journal(&self, mark: &Mark, count_max: usize) -> Result<Vec<JournalEntry>, StoreError>;
+
+    /// Forgets entries up to and including the mark's. Called only after the ledger has committed the mark.
+    async fn trim_journal(&self, mark: &Mark) -> Result<(), StoreError>;
+
+    /// Waits until something was appended by this process, or until the time is over; settlement's alarm clock.
+    async fn appended(&self, wait: Duration);
+
+    /// Ends background work and makes everything durable.
+    async fn shut_down(&self);
+}

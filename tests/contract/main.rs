@@ -1,0 +1,1 @@
+//! One list of behaviours, run on every store and every ledger.

@@ -1,0 +1,1 @@
+//! The whole gateway: from the POST to the books.
