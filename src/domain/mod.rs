@@ -3,6 +3,7 @@
 pub mod cap;
 pub mod event;
 pub mod explanation;
+pub mod field;
 pub mod id;
 pub mod lead;
 pub mod lease;
