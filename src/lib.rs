@@ -4,15 +4,21 @@
 //! `ledger`, `forward`) do I/O.
 
 pub mod admin;
+pub mod app;
 pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod desk;
 pub mod domain;
+pub mod explain;
 pub mod filter;
 pub mod forward;
 pub mod intake;
 pub mod lease;
 pub mod ledger;
+pub mod pipeline;
 pub mod settle;
+pub mod shutdown;
+pub mod status;
 pub mod store;
 pub mod telemetry;

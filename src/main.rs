@@ -1,3 +1,7 @@
 //! The `capgate` command.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    capgate::cli::run()
+}

@@ -1,1 +1,110 @@
-//! cli
+//! The commands. Exit codes: 0 fine, 1 failed, 64 bad arguments, 78 bad configuration.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "commands talk to people on the terminal")]
+
+mod admin_client;
+mod caps;
+mod check;
+pub mod demo;
+mod explain;
+mod key;
+mod migrate;
+mod serve;
+pub mod stress;
+pub mod stub_buyer;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+/// Failed.
+pub const FAILED: u8 = 1;
+/// Bad arguments (`EX_USAGE`).
+pub const BAD_ARGUMENTS: u8 = 64;
+/// Bad configuration (`EX_CONFIG`).
+pub const BAD_CONFIG: u8 = 78;
+
+#[derive(Debug, Parser)]
+#[command(name = "capgate", version, about = "Lead-routing cap gateway: hard buyer caps under bursts, with books that prove them")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Args, Clone)]
+struct ConfigArgs {
+    /// capgate.toml; without it the compiled-in defaults are used (embedded store, SQLite ledger)
+    #[arg(long, value_name = "FILE", env = "CAPGATE_CONFIG")]
+    config: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the gateway
+    Serve {
+        #[command(flatten)]
+        config: ConfigArgs,
+        /// Log lines as JSON
+        #[arg(long)]
+        log_json: bool,
+    },
+    /// Run the whole thing in one process: embedded store, SQLite, three stub buyers, and the headline test
+    Demo(demo::DemoArgs),
+    /// Validate configuration and routing, and print every problem
+    Check {
+        #[command(flatten)]
+        config: ConfigArgs,
+    },
+    /// Bring the ledger's schema up to date
+    Migrate {
+        #[command(flatten)]
+        config: ConfigArgs,
+    },
+    /// Show every cap's present window: limit, used, open, in doubt, free, next reset
+    Caps(caps::CapsArgs),
+    /// Show everything about one lead: candidates, attempts, verdict, entries
+    Explain(explain::ExplainArgs),
+    /// Generate load against a running gateway
+    Stress(stress::StressArgs),
+    /// Make an API key: prints it once, and its SHA-256 for the routing file
+    Key,
+    /// Run a scriptable buyer
+    StubBuyer(stub_buyer::StubBuyerArgs),
+}
+
+/// Parses the arguments and runs the command.
+#[must_use]
+pub fn run() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // clap's own texts; `--help` and `--version` come this way too and are fine.
+            let _ = error.print();
+            return if error.use_stderr() { ExitCode::from(BAD_ARGUMENTS) } else { ExitCode::SUCCESS };
+        }
+    };
+    match cli.command {
+        Command::Serve { config, log_json } => serve::run(config.config.as_deref(), log_json),
+        Command::Demo(args) => demo::run(&args),
+        Command::Check { config } => check::run(config.config.as_deref()),
+        Command::Migrate { config } => migrate::run(config.config.as_deref()),
+        Command::Caps(args) => caps::run(&args),
+        Command::Explain(args) => explain::run(&args),
+        Command::Stress(args) => stress::run_command(args),
+        Command::Key => key::run(),
+        Command::StubBuyer(args) => stub_buyer::run_command(args),
+    }
+}
+
+/// A runtime for one command.
+fn block_on(work: impl Future<Output = ExitCode>) -> ExitCode {
+    match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime.block_on(work),
+        Err(error) => fail(&format!("cannot start: {error}")),
+    }
+}
+
+fn fail(text: &str) -> ExitCode {
+    eprintln!("capgate: {text}");
+    ExitCode::from(FAILED)
+}

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::id::{CapId, PublisherId};
-use super::lead::Lead;
+use super::lead::Fields;
 use super::money::Micros;
 use super::window::WindowKind;
 
@@ -32,12 +32,12 @@ pub struct Cap {
 }
 
 impl Cap {
-    /// Does this cap count that lead?
+    /// Does this cap count a lead of this publisher with these fields?
     #[must_use]
-    pub fn counts(&self, lead: &Lead) -> bool {
-        self.publisher.as_ref().is_none_or(|publisher| *publisher == lead.publisher)
+    pub fn counts(&self, publisher: &PublisherId, fields: &Fields) -> bool {
+        self.publisher.as_ref().is_none_or(|only| only == publisher)
             && self.conditions.iter().all(|(field, values)| {
-                lead.text(field).is_some_and(|value| values.iter().any(|v| v.eq_ignore_ascii_case(value.trim())))
+                fields.text(field).is_some_and(|value| values.iter().any(|v| v.eq_ignore_ascii_case(value.trim())))
             })
     }
 

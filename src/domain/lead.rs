@@ -70,6 +70,12 @@ impl Fields {
         self.0.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, value)| value)
     }
 
+    /// The text of a field, by canonical name.
+    #[must_use]
+    pub fn text(&self, name: &str) -> Option<&str> {
+        self.get(name).and_then(FieldValue::as_text)
+    }
+
     /// All fields, in order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &FieldValue)> {
         self.0.iter().map(|(name, value)| (name.as_ref(), value))
@@ -129,6 +135,6 @@ impl Lead {
     /// The text of a field, by canonical name.
     #[must_use]
     pub fn text(&self, field: &str) -> Option<&str> {
-        self.fields.get(field).and_then(FieldValue::as_text)
+        self.fields.text(field)
     }
 }

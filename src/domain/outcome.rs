@@ -37,6 +37,20 @@ pub enum Outcome {
     },
 }
 
+impl Outcome {
+    /// The word in metrics.
+    #[must_use]
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Accepted(_) => "accepted",
+            Self::Declined { is_duplicate: true, .. } => "duplicate",
+            Self::Declined { .. } => "declined",
+            Self::Unsent { .. } => "unsent",
+            Self::InDoubt { .. } => "in_doubt",
+        }
+    }
+}
+
 /// The terms of a yes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Acceptance {

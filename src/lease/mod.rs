@@ -1,1 +1,241 @@
-//! lease
+//! Leases: which caps guard a buyer for this lead, in which windows, and how a held lease is ended.
+//!
+//! A [`Held`] lease must be settled: the only ways out of it are the [`LeaseEnd`]s it makes for commit, refund and doubt.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use crate::domain::cap::Limit;
+use crate::domain::event::{Attempt, WindowAmount};
+use crate::domain::lead::Lead;
+use crate::domain::lease::{AttemptInfo, Charge, Demand, LeaseKey, OpenLease, Terms};
+use crate::domain::money::{Micros, Payout};
+use crate::domain::outcome::{Acceptance, AttemptOutcome, Outcome};
+use crate::domain::routing::{Buyer, Campaign, Offer, OnTimeout};
+use crate::domain::window::Window;
+use crate::store::{LeaseEnd, TakeCandidate};
+
+/// Time that a lease has beyond the forward itself: connecting to the store, settling, and being late (F10).
+pub const LEASE_MARGIN: Duration = Duration::from_secs(2);
+
+/// How long a lease of this buyer lives before recovery may end it. `reserve` keeps the unit while the late answer is
+/// awaited.
+#[must_use]
+pub fn lease_for(buyer: &Buyer, late_answer: Duration) -> Duration {
+    let late = match buyer.on_timeout {
+        OnTimeout::Reserve => late_answer,
+        OnTimeout::Refund | OnTimeout::Hold => Duration::ZERO,
+    };
+    buyer.timeout + late + LEASE_MARGIN
+}
+
+/// Every cap of the buyer that counts this lead, in the window that `at` falls into.
+#[must_use]
+pub fn demands(buyer: &Buyer, lead: &Lead, price_max: Micros, at: Timestamp) -> Vec<Demand> {
+    buyer
+        .caps
+        .iter()
+        .filter(|cap| cap.counts(&lead.publisher, &lead.fields))
+        .map(|cap| Demand {
+            charge: Charge {
+                cap: cap.id.clone(),
+                window: Window::containing(cap.window, &buyer.timezone, at),
+                amount: cap.amount(price_max),
+            },
+            limit: cap.limit_units(),
+        })
+        .collect()
+}
+
+/// One buyer as the store's take wants it.
+#[must_use]
+pub fn candidate(
+    offer: &Offer,
+    campaign: &Campaign,
+    payout: Payout,
+    lead: &Lead,
+    at: Timestamp,
+    ordinal: u16,
+    late_answer: Duration,
+    routing_version: u64,
+) -> TakeCandidate {
+    TakeCandidate {
+        buyer: offer.buyer.id.clone(),
+        demands: demands(&offer.buyer, lead, offer.price_max, at),
+        lease_for: lease_for(&offer.buyer, late_answer),
+        about: AttemptInfo {
+            publisher: lead.publisher.clone(),
+            campaign: campaign.id.clone(),
+            ordinal,
+            terms: Terms::new(offer.price, offer.price_max, payout, campaign.currency),
+        },
+        routing_version,
+    }
+}
+
+/// The right to offer one lead to one buyer.
+#[derive(Debug, Clone)]
+#[must_use = "a held lease must be committed, refunded or left in doubt"]
+pub struct Held {
+    /// Its name.
+    pub key: LeaseKey,
+    /// What it holds.
+    pub charges: Vec<Charge>,
+    /// Limits the charges were taken under, in the order of `charges`.
+    pub limits: Vec<u64>,
+    /// Which charges are money, in the order of `charges`.
+    money: Vec<bool>,
+    /// Ordinal and terms.
+    pub about: AttemptInfo,
+    /// The publisher's payout rule, for a price that the answer names.
+    pub payout: Payout,
+}
+
+/// What is known of a forward when its lease is ended.
+#[derive(Debug, Clone)]
+pub struct Known {
+    /// When the forward started.
+    pub sent_at: Timestamp,
+    /// From start to verdict or time-out.
+    pub duration: Duration,
+    /// Of the answer.
+    pub http_status: Option<u16>,
+    /// The buyer's words or ours.
+    pub reason: Option<String>,
+}
+
+impl Known {
+    /// What an outcome says beyond yes and no.
+    #[must_use]
+    pub fn of(outcome: &Outcome, sent_at: Timestamp, duration: Duration) -> Self {
+        let (http_status, reason) = match outcome {
+            Outcome::Accepted(acceptance) => (Some(acceptance.http_status), None),
+            Outcome::Declined { http_status, reason, .. } => (Some(*http_status), Some(reason.clone())),
+            Outcome::Unsent { reason } => (None, Some((*reason).to_owned())),
+            Outcome::InDoubt { reason, http_status } => (*http_status, Some((*reason).to_owned())),
+        };
+        Self { sent_at, duration, http_status, reason }
+    }
+}
+
+impl Held {
+    /// Wraps what the store's take opened.
+    pub fn new(lead: &Lead, buyer: &Buyer, candidate: &TakeCandidate, payout: Payout) -> Self {
+        let is_money = |demand: &Demand| {
+            buyer.caps.iter().any(|cap| cap.id == demand.charge.cap && matches!(cap.limit, Limit::Spend(_)))
+        };
+        Self {
+            money: candidate.demands.iter().map(is_money).collect(),
+            key: LeaseKey { lead: lead.id, buyer: candidate.buyer.clone() },
+            charges: candidate.demands.iter().map(|demand| demand.charge.clone()).collect(),
+            limits: candidate.demands.iter().map(|demand| demand.limit).collect(),
+            about: candidate.about.clone(),
+            payout,
+        }
+    }
+
+    /// The price that is booked for this answer: its own, if possible and at most `price_max`, else the offer's.
+    #[must_use]
+    pub fn price(&self, acceptance: &Acceptance) -> Micros {
+        let terms = self.about.terms;
+        acceptance.price.map_or(terms.price, |named| named.min(terms.price_max))
+    }
+
+    /// For [`crate::store::Store::commit`].
+    #[must_use]
+    pub fn accepted(&self, acceptance: &Acceptance, known: &Known) -> LeaseEnd {
+        let price = self.price(acceptance);
+        let payout = self.payout.of(price);
+        let event = |outcome, books| {
+            let mut event = attempt(&self.key, &self.about, &self.charges, outcome, true, known);
+            event.price = price;
+            event.payout = payout;
+            event.books = books;
+            // A money cap reserved `price_max` and keeps what is booked; a lead cap keeps its one lead.
+            for (window, _) in event.windows.iter_mut().zip(&self.money).filter(|(_, is_money)| **is_money) {
+                window.amount = u64::try_from(price.0).unwrap_or(0).min(window.amount);
+            }
+            event
+        };
+        LeaseEnd {
+            key: self.key.clone(),
+            charges: self.charges.clone(),
+            event: event(AttemptOutcome::Accepted, true),
+            // A yes that comes after the lease had ended carries no money: the closing event books it, if the lead is still
+            // for sale.
+            late_event: event(AttemptOutcome::LateAccepted, false),
+        }
+    }
+
+    /// For [`crate::store::Store::commit`] of a yes that came after the time-out: under `reserve` the lease is still open, and
+    /// even then the closing event is the one that books it.
+    #[must_use]
+    pub fn accepted_late(&self, acceptance: &Acceptance, known: &Known) -> LeaseEnd {
+        let end = self.accepted(acceptance, known);
+        LeaseEnd { event: end.late_event.clone(), ..end }
+    }
+
+    /// For [`crate::store::Store::refund`] after an answer in full, or after a forward that never left.
+    #[must_use]
+    pub fn not_taken(&self, outcome: AttemptOutcome, known: &Known) -> LeaseEnd {
+        let event = attempt(&self.key, &self.about, &self.charges, outcome, false, known);
+        LeaseEnd { key: self.key.clone(), charges: self.charges.clone(), late_event: event.clone(), event }
+    }
+
+    /// For [`crate::store::Store::doubt`] (`keeps_unit`) or [`crate::store::Store::refund`] of a forward whose outcome is
+    /// unknown.
+    #[must_use]
+    pub fn in_doubt(&self, keeps_unit: bool, known: &Known) -> LeaseEnd {
+        let event = attempt(&self.key, &self.about, &self.charges, AttemptOutcome::InDoubt, keeps_unit, known);
+        LeaseEnd { key: self.key.clone(), charges: self.charges.clone(), late_event: event.clone(), event }
+    }
+}
+
+/// The end that recovery gives a lease whose owner died.
+#[must_use]
+pub fn abandoned(lease: &OpenLease, keeps_unit: bool, now: Timestamp) -> LeaseEnd {
+    let known = Known {
+        sent_at: lease.taken_at,
+        duration: Duration::try_from(now.duration_since(lease.taken_at)).unwrap_or_default(),
+        http_status: None,
+        reason: Some(if lease.gives_back { "timeout" } else { "gateway_lost" }.to_owned()),
+    };
+    let event = attempt(&lease.key, &lease.about, &lease.charges, AttemptOutcome::InDoubt, keeps_unit, &known);
+    LeaseEnd { key: lease.key.clone(), charges: lease.charges.clone(), late_event: event.clone(), event }
+}
+
+fn attempt(
+    key: &LeaseKey,
+    about: &AttemptInfo,
+    charges: &[Charge],
+    outcome: AttemptOutcome,
+    counted: bool,
+    known: &Known,
+) -> Attempt {
+    Attempt {
+        lead: key.lead,
+        buyer: key.buyer.clone(),
+        publisher: about.publisher.clone(),
+        campaign: about.campaign.clone(),
+        ordinal: about.ordinal,
+        outcome,
+        counted,
+        http_status: known.http_status,
+        reason: known.reason.clone(),
+        sent_at_us: known.sent_at.as_microsecond(),
+        duration_us: u64::try_from(known.duration.as_micros()).unwrap_or(u64::MAX),
+        windows: charges
+            .iter()
+            .map(|charge| WindowAmount {
+                cap: charge.cap.clone(),
+                start_ms: charge.window.start.as_millisecond(),
+                amount: charge.amount,
+            })
+            .collect(),
+        price: about.terms.price,
+        payout: about.terms.payout,
+        currency: about.terms.currency,
+        books: false,
+    }
+}

@@ -1,1 +1,7 @@
-//! settle
+//! What happens behind the publishers' backs: events move into the books, what dead gateways left open is ended, counters
+//! are set from the books.
+
+pub mod lives;
+pub mod recovery;
+pub mod seed;
+pub mod settler;

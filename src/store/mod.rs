@@ -261,6 +261,9 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// The life of a partition's data, `None` for data that has never been used or is gone.
     async fn life(&self, partition: Partition) -> Result<Option<Life>, StoreError>;
 
+    /// Is `life` the one that this gateway works under in this partition?
+    fn knows(&self, partition: Partition, life: Life) -> bool;
+
     /// Makes `life` the partition's life, if the store has none (or an older one), and the one this gateway works under.
     /// Answers the life that is in force after the call.
     async fn begin_life(&self, partition: Partition, life: Life) -> Result<Life, StoreError>;
@@ -294,6 +297,9 @@ pub trait Store: Send + Sync + std::fmt::Debug {
 
     /// The buyer may have the lead: the unit stays counted. Only an open lease can become a doubt.
     async fn doubt(&self, end: &LeaseEnd) -> Result<EndReply, StoreError>;
+
+    /// Appends an attempt event that changes no unit: a "no" that came after the unit had gone back.
+    async fn record(&self, event: &Attempt) -> Result<(), StoreError>;
 
     /// The owner of an open lease saw the time-out and wants recovery to give the unit back when the deadline passes.
     async fn give_back_at_deadline(&self, key: &LeaseKey) -> Result<(), StoreError>;

@@ -1,0 +1,55 @@
+//! What the admin listener can ask of a gateway.
+
+use async_trait::async_trait;
+use serde_json::{Value, json};
+
+use super::{AdminDesk, AdminError, ReadyCheck};
+use crate::desk::Desk;
+use crate::domain::id::{BuyerId, LeadId};
+use crate::explain;
+use crate::ledger::LedgerError;
+
+impl From<LedgerError> for AdminError {
+    fn from(error: LedgerError) -> Self {
+        Self::Unavailable(error.to_string())
+    }
+}
+
+#[async_trait]
+impl AdminDesk for Desk {
+    async fn readiness(&self) -> Vec<ReadyCheck> {
+        let gateway = &self.gateway;
+        gateway
+            .status
+            .findings(gateway.config.store.journal_entries_max, gateway.shutdown.is_draining())
+            .into_iter()
+            .map(|finding| ReadyCheck {
+                name: finding.name,
+                ok: finding.is_ok,
+                detail: finding.detail,
+                decides: finding.decides,
+            })
+            .collect()
+    }
+
+    fn metrics(&self) -> String {
+        self.gateway.telemetry.render()
+    }
+
+    async fn caps(&self, buyer: Option<BuyerId>) -> Result<Value, AdminError> {
+        super::caps::table(&self.gateway, buyer.as_ref()).await
+    }
+
+    async fn lead(&self, lead: LeadId) -> Result<Option<Value>, AdminError> {
+        Ok(self.gateway.ledger.lead_detail(lead).await?.map(|detail| explain::as_json(&detail)))
+    }
+
+    async fn set_paused(&self, buyer: BuyerId, is_paused: bool) -> Result<(), AdminError> {
+        if !self.gateway.routing().compiled.routing().buyers.contains_key(&buyer) {
+            return Err(AdminError::NotFound);
+        }
+        self.gateway.ledger.set_paused(&buyer, is_paused).await?;
+        self.gateway.set_paused(self.gateway.ledger.paused_buyers().await?);
+        Ok(())
+    }
+}

@@ -1,0 +1,181 @@
+//! The assembled gateway: what every step of the walk is handed, and how it starts and stops.
+
+pub mod monitor;
+pub mod reload;
+mod start;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use tokio::sync::{Notify, Semaphore, watch};
+use tokio_util::task::TaskTracker;
+
+use crate::clock::SharedClock;
+use crate::config::Config;
+use crate::domain::id::{BuyerId, LeadId};
+use crate::domain::routing::{Buyer, Routing};
+use crate::filter::CompiledRouting;
+use crate::forward::Forwarder;
+use crate::intake::auth::KeyIndex;
+use crate::lease::Held;
+use crate::ledger::SharedLedger;
+use crate::pipeline::Progress;
+use crate::settle::lives::Lives;
+use crate::settle::seed::Seeder;
+use crate::settle::settler::Settler;
+use crate::shutdown::{Backoff, Shutdown};
+use crate::status::Status;
+use crate::store::{CounterKey, Store, StoreError};
+use crate::telemetry::Telemetry;
+
+pub use start::{App, StartError, open_ledger};
+
+/// A routing file in force: compiled rules and keys, swapped whole.
+#[derive(Debug)]
+pub struct RoutingInForce {
+    /// The rules.
+    pub compiled: CompiledRouting,
+    /// API keys to publishers.
+    pub keys: Arc<KeyIndex>,
+    /// SHA-256 of the file, to tell an unchanged file from one that reuses a version.
+    pub digest: [u8; 32],
+}
+
+impl RoutingInForce {
+    /// Compiles a checked routing.
+    #[must_use]
+    pub fn new(routing: Routing, digest: [u8; 32]) -> Self {
+        let keys = Arc::new(KeyIndex::new(&routing));
+        Self { compiled: CompiledRouting::new(routing), keys, digest }
+    }
+
+    /// Buyers that the file pauses.
+    #[must_use]
+    pub fn paused(&self) -> HashSet<BuyerId> {
+        let buyers = self.compiled.routing().buyers.values();
+        buyers.filter(|buyer| buyer.is_paused).map(|buyer| buyer.id.clone()).collect()
+    }
+
+    /// Goes with every take.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.compiled.routing().version
+    }
+}
+
+/// Everything that a step may use. One per process; tests start several.
+#[derive(Debug)]
+pub struct Gateway {
+    /// As checked.
+    pub config: Config,
+    /// The only source of time.
+    pub clock: SharedClock,
+    /// Hot state.
+    pub store: Arc<dyn Store>,
+    /// The books.
+    pub ledger: SharedLedger,
+    /// The way to the buyers.
+    pub forwarder: Forwarder,
+    /// All metrics.
+    pub telemetry: Telemetry,
+    /// Buyers paused by the admin API or the routing file.
+    pub paused: ArcSwap<HashSet<BuyerId>>,
+    /// Walks and late listeners: what a drain waits for.
+    pub tasks: TaskTracker,
+    /// How far the end of the process is.
+    pub shutdown: Shutdown,
+    /// What the last looks at store and ledger found.
+    pub status: Status,
+    /// Moves journals into the books.
+    pub settler: Settler,
+    pub(crate) lives: Lives,
+    pub(crate) seeder: Seeder,
+    pub(crate) routing: ArcSwap<RoutingInForce>,
+    pub(crate) reload_wanted: Notify,
+    /// Walks of this gateway, for twins that wait and for nobody else; bounded by `in_flight`.
+    pub(crate) running: Mutex<HashMap<LeadId, watch::Receiver<Progress>>>,
+    pub(crate) in_flight: Arc<Semaphore>,
+}
+
+impl Gateway {
+    /// The routing in force now; a lead keeps the one it started with.
+    #[must_use]
+    pub fn routing(&self) -> Arc<RoutingInForce> {
+        self.routing.load_full()
+    }
+
+    /// How long a call to the store may take with its one repeat; nothing may be started later than this after it was
+    /// asked for.
+    #[must_use]
+    pub fn call_patience(&self) -> Duration {
+        self.config.store.command_timeout * 2
+    }
+
+    /// How long a lead may stay open before recovery takes it over: the whole waterfall, the last forward, its late answer,
+    /// and a margin for settling.
+    #[must_use]
+    pub fn lead_open_for(&self) -> Duration {
+        let forward = &self.config.forward;
+        let slowest = self.routing.load().compiled.routing().buyers.values().map(|buyer| buyer.timeout).max();
+        forward.lead_deadline + slowest.unwrap_or(forward.timeout).max(forward.timeout) + forward.late_answer
+            + Duration::from_secs(5)
+    }
+
+    /// A pause between repeats that ends early when the process has to end.
+    #[must_use]
+    pub fn backoff(&self) -> Backoff {
+        self.shutdown.backoff()
+    }
+
+    /// Brings partitions into a life that this gateway knows, if the ledger agrees (P8). Bounded, so that a lead that
+    /// waits for it still gets its answer in time.
+    pub async fn open_partitions(&self) {
+        self.lives.open(self).await;
+    }
+
+    /// Sets a buyer's missing counters from the books.
+    pub async fn seed(&self, buyer: &Arc<Buyer>) {
+        self.seeder.seed(self, buyer).await;
+    }
+
+    /// Asks for a look at the routing file: another gateway has used a newer one.
+    pub fn reload_soon(&self) {
+        self.reload_wanted.notify_one();
+    }
+
+    /// One place where store trouble becomes a log line (at most one in five seconds per kind, F92) and a gauge.
+    pub fn note_store_error(&self, error: &StoreError) {
+        self.status.store_failed(&self.telemetry, self.clock.now(), error);
+    }
+
+    /// The store refused a window: its clock differs from our estimate.
+    pub fn note_store_clock(&self, store_now: jiff::Timestamp) {
+        tracing::debug!(%store_now, ours = %self.store.now(), "store clock is in another window");
+    }
+
+    /// Counts a yes that came late, and every unit that it put above a limit.
+    pub async fn late_accepted(&self, held: &Held) {
+        let metrics = self.telemetry.buyer(&held.key.buyer);
+        metrics.late_accepted();
+        let keys: Vec<CounterKey> = held
+            .charges
+            .iter()
+            .map(|charge| CounterKey {
+                buyer: held.key.buyer.clone(),
+                cap: charge.cap.clone(),
+                window: charge.window,
+            })
+            .collect();
+        let Ok(counters) = self.store.counters(&keys).await else { return };
+        for ((charge, limit), counter) in held.charges.iter().zip(&held.limits).zip(counters) {
+            let Some(used) = counter.filter(|used| used > limit) else { continue };
+            let above = (used - limit).min(charge.amount);
+            metrics.overshoot(if charge.amount == 1 { above } else { 1 });
+            tracing::error!(buyer = %held.key.buyer, cap = %charge.cap, used, limit,
+                "a late yes was counted above the limit");
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Looks at store and ledger once a second, and keeps house: what readiness and the gauges tell is at most that old (F91).
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::SignedDuration;
+
+use super::Gateway;
+use crate::domain::id::{BuyerId, Partition};
+use crate::domain::window::Window;
+use crate::ledger::LedgerError;
+use crate::store::CounterKey;
+
+const EVERY: Duration = Duration::from_secs(1);
+/// A look that takes longer counts as "does not answer".
+const PATIENCE: Duration = Duration::from_millis(1500);
+/// Pauses made by other gateways are seen within a second (contract).
+const PAUSES_EVERY: Duration = Duration::from_millis(500);
+const HOUSE_EVERY: Duration = Duration::from_secs(600);
+/// Payloads removed in one step: small, so that settlement is never held up.
+const PAYLOADS_MAX: usize = 500;
+
+/// Looks until the process halts.
+pub async fn run(gateway: Arc<Gateway>) {
+    let mut rounds = 0_u32;
+    loop {
+        tokio::select! {
+            () = gateway.shutdown.halted.cancelled() => return,
+            () = tokio::time::sleep(PAUSES_EVERY) => {}
+        }
+        rounds = rounds.wrapping_add(1);
+        read_pauses(&gateway).await;
+        if rounds % 2 == 0 {
+            look_once(&gateway).await;
+        }
+        if rounds % 10 == 0 {
+            show_caps(&gateway).await;
+        }
+    }
+}
+
+/// One look.
+pub async fn look_once(gateway: &Arc<Gateway>) {
+    let now = gateway.clock.now();
+    let (store, ledger) = tokio::join!(
+        tokio::time::timeout(PATIENCE, gateway.store.health()),
+        tokio::time::timeout(PATIENCE, gateway.ledger.ping()),
+    );
+    let store = store.unwrap_or_else(|_| Err(crate::store::StoreError::MaybeDone("health check timed out".into())));
+    let is_store_up = store.is_ok();
+    gateway.status.store_looked_at(&gateway.telemetry, now, store);
+    let ledger = ledger.unwrap_or_else(|_| Err(LedgerError::NotDone("did not answer in time".into())));
+    gateway.status.ledger_looked_at(&gateway.telemetry, now, ledger);
+    if is_store_up {
+        look_at_lives(gateway).await;
+    }
+    let settled = gateway.settler.status();
+    gateway.telemetry.settled(&settled);
+}
+
+/// A partition whose data is not of the life we know is noticed here even when no lead comes by.
+async fn look_at_lives(gateway: &Arc<Gateway>) {
+    let mut open_leases = 0_usize;
+    let mut are_open = true;
+    for partition in (0..gateway.store.partitions()).map(Partition) {
+        are_open &= matches!(gateway.store.life(partition).await, Ok(Some(life)) if gateway.store.knows(partition, life));
+        if let Ok(leases) = gateway.store.open_leases(partition, 10_000).await {
+            open_leases += leases.len();
+        }
+    }
+    gateway.telemetry.leases_open(open_leases);
+    if are_open {
+        gateway.status.lives_looked_at(true);
+        return;
+    }
+    gateway.status.lives_looked_at(false);
+    gateway.open_partitions().await;
+}
+
+async fn read_pauses(gateway: &Arc<Gateway>) {
+    if let Ok(Ok(paused)) = tokio::time::timeout(PATIENCE, gateway.ledger.paused_buyers()).await {
+        gateway.set_paused(paused);
+    }
+}
+
+/// Counters and limits of the caps' present windows, as gauges.
+async fn show_caps(gateway: &Arc<Gateway>) {
+    let routing = gateway.routing();
+    let now = gateway.store.now();
+    for buyer in routing.compiled.routing().buyers.values() {
+        let keys: Vec<CounterKey> = buyer
+            .caps
+            .iter()
+            .map(|cap| CounterKey {
+                buyer: buyer.id.clone(),
+                cap: cap.id.clone(),
+                window: Window::containing(cap.window, &buyer.timezone, now),
+            })
+            .collect();
+        if keys.is_empty() {
+            continue;
+        }
+        let Ok(counters) = gateway.store.counters(&keys).await else { return };
+        let metrics = gateway.telemetry.buyer(&buyer.id);
+        for (cap, used) in buyer.caps.iter().zip(counters) {
+            metrics.cap(&cap.id, used.unwrap_or(0), cap.limit_units());
+        }
+    }
+}
+
+/// Removes old payloads, in small steps.
+pub async fn keep_house(gateway: Arc<Gateway>) {
+    loop {
+        tokio::select! {
+            () = gateway.shutdown.draining.cancelled() => return,
+            () = tokio::time::sleep(HOUSE_EVERY) => {}
+        }
+        let days = i64::from(gateway.config.ledger.payload_days);
+        let before = gateway.clock.now() - SignedDuration::from_hours(24 * days);
+        while let Ok(removed) = gateway.ledger.remove_payloads(before, PAYLOADS_MAX).await {
+            if removed < PAYLOADS_MAX as u64 || gateway.shutdown.is_draining() {
+                break;
+            }
+        }
+    }
+}
+
+impl Gateway {
+    /// Puts the admin API's pauses on top of the routing file's.
+    pub(crate) fn set_paused(&self, by_admin: Vec<BuyerId>) {
+        let mut paused: HashSet<BuyerId> = self.routing.load().paused();
+        paused.extend(by_admin);
+        if **self.paused.load() != paused {
+            self.paused.store(Arc::new(paused));
+        }
+    }
+}

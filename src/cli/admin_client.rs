@@ -1,0 +1,66 @@
+//! How commands ask a running gateway: over its admin listener.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::Value;
+
+use crate::config;
+
+/// Where the gateway is.
+#[derive(Debug, Args, Clone)]
+pub struct AdminArgs {
+    /// capgate.toml of the gateway, for its admin address and token
+    #[arg(long, value_name = "FILE", env = "CAPGATE_CONFIG")]
+    config: Option<PathBuf>,
+    /// Address of the admin listener, instead of the one in the configuration
+    #[arg(long, value_name = "URL")]
+    admin: Option<String>,
+}
+
+/// Why the gateway gave no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum AskError {
+    /// The configuration cannot be read.
+    #[error("{0}")]
+    Config(String),
+    /// Nobody there, or not a gateway.
+    #[error("no gateway answers at {0}")]
+    Unreachable(String),
+    /// It answered with an error.
+    #[error("the gateway answered {status}: {detail}")]
+    Refused {
+        /// HTTP status.
+        status: u16,
+        /// Its words.
+        detail: String,
+    },
+}
+
+/// Longest wait for an answer.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+impl AdminArgs {
+    /// GET of a path below the admin listener.
+    pub async fn get(&self, path: &str) -> Result<Value, AskError> {
+        let config =
+            config::load(self.config.as_deref(), &config::environment).map_err(|p| AskError::Config(p.to_string()))?;
+        let base = self.admin.clone().unwrap_or_else(|| format!("http://{}", config.admin.listen));
+        let unreachable = || AskError::Unreachable(base.clone());
+        let client = crate::forward::plain_client(PATIENCE).map_err(|_| unreachable())?;
+        let mut request = client.get(format!("{}{path}", base.trim_end_matches('/')));
+        if let Some(token) = &config.admin.token {
+            request = request.bearer_auth(token.expose());
+        }
+        let answer = request.send().await.map_err(|_| unreachable())?;
+        let status = answer.status().as_u16();
+        let body = answer.bytes().await.map_err(|_| unreachable())?;
+        let value: Value = serde_json::from_slice(&body).unwrap_or(Value::Null);
+        if status != 200 {
+            let detail = value["detail"].as_str().unwrap_or("no detail").to_owned();
+            return Err(AskError::Refused { status, detail });
+        }
+        Ok(value)
+    }
+}

@@ -1,0 +1,94 @@
+//! `capgate caps`
+
+use std::process::ExitCode;
+
+use clap::Args;
+use serde_json::Value;
+
+use super::admin_client::AdminArgs;
+use super::{block_on, fail};
+use crate::domain::id::BuyerId;
+
+#[derive(Debug, Args)]
+pub(super) struct CapsArgs {
+    /// Only this buyer
+    #[arg(long)]
+    buyer: Option<BuyerId>,
+    /// JSON instead of a table
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    admin: AdminArgs,
+}
+
+const COLUMNS: [(&str, &str); 9] = [
+    ("buyer", "BUYER"),
+    ("cap", "CAP"),
+    ("limit", "LIMIT"),
+    ("used", "USED"),
+    ("open", "OPEN"),
+    ("in_doubt", "IN DOUBT"),
+    ("free", "FREE"),
+    ("resets_at_local", "RESETS (BUYER)"),
+    ("resets_at", "RESETS (UTC)"),
+];
+
+pub(super) fn run(args: &CapsArgs) -> ExitCode {
+    block_on(async {
+        let path = args.buyer.as_ref().map_or_else(|| "/v1/caps".to_owned(), |buyer| format!("/v1/caps?buyer={buyer}"));
+        match args.admin.get(&path).await {
+            Ok(caps) if args.json => println!("{caps:#}"),
+            Ok(caps) => print!("{}", table(&caps)),
+            Err(error) => return fail(&error.to_string()),
+        }
+        ExitCode::SUCCESS
+    })
+}
+
+fn table(caps: &Value) -> String {
+    let rows: Vec<Vec<String>> = caps["caps"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|row| COLUMNS.iter().map(|(name, _)| row[*name].as_str().unwrap_or("never").to_owned()).collect())
+        .collect();
+    let header: Vec<String> = COLUMNS.iter().map(|(_, title)| (*title).to_owned()).collect();
+    let width = |column: usize| {
+        rows.iter().chain([&header]).filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..COLUMNS.len()).map(width).collect();
+    let line = |row: &Vec<String>| {
+        let cells: Vec<String> = row
+            .iter()
+            .zip(&widths)
+            .enumerate()
+            .map(|(column, (cell, &width))| {
+                // Numbers stand to the right, words to the left.
+                if (2..7).contains(&column) { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
+            })
+            .collect();
+        format!("{}\n", cells.join("  ").trim_end())
+    };
+    std::iter::once(&header).chain(&rows).map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_lines_up_and_total_caps_never_reset() {
+        let caps = serde_json::json!({"caps": [
+            {"buyer": "sunco", "cap": "day", "limit": "500", "used": "37", "open": "2", "in_doubt": "0", "free": "463",
+             "resets_at": "2026-03-09T04:00:00Z", "resets_at_local": "2026-03-09T00:00:00-04:00"},
+            {"buyer": "sunco", "cap": "total", "limit": "9", "used": "9", "open": "0", "in_doubt": "0", "free": "0",
+             "resets_at": null, "resets_at_local": null},
+        ]});
+        let text = table(&caps);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 3);
+        assert!(lines[0].starts_with("BUYER  CAP"));
+        assert_eq!(lines[0].find("LIMIT").map(|at| at + 5), lines[1].find("500").map(|at| at + 3));
+        assert!(lines[2].ends_with("never"));
+    }
+}

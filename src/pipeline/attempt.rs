@@ -1,0 +1,207 @@
+//! Forward and settle: one buyer is asked, and what it answered decides over unit and lead.
+
+use std::time::Duration;
+
+use super::late::LateAttempt;
+use super::{HeldOffer, Walk};
+use crate::domain::outcome::{Acceptance, AttemptOutcome, Outcome, Sold, Verdict};
+use crate::domain::routing::OnTimeout;
+use crate::forward::{ForwardOrder, Forwarded};
+use crate::lease::{Held, Known};
+use crate::store::{Close, CloseReply, EndReply, LeaseEnd, StoreError};
+
+/// What follows from an attempt.
+pub(super) enum After {
+    /// The lead is still for sale.
+    NextBuyer,
+    /// The walk is over; the lead has to be closed.
+    Final(Verdict),
+    /// The walk is over and the lead was closed together with the commit.
+    Closed { verdict: Verdict, close: Close, reply: CloseReply },
+    /// The walk cannot go on in this gateway.
+    Abandoned,
+}
+
+/// Which verb ends the lease.
+#[derive(Clone, Copy)]
+enum Verb {
+    Refund,
+    Doubt,
+}
+
+impl Walk<'_> {
+    /// Offers the lead to the buyer whose lease is held, and ends the lease by what was learned.
+    pub(super) async fn forward_and_settle(&mut self, offered: HeldOffer) -> After {
+        let HeldOffer { offer, held } = offered;
+        let buyer = self.campaign.campaign().offers[offer].buyer.clone();
+        let Some(permit) = self.gateway.forwarder.enter(&buyer) else {
+            // Others took the last place since it was looked at: nothing was sent, so the unit goes back.
+            let known = Known { sent_at: self.gateway.clock.now(), duration: Duration::ZERO, http_status: None, reason: None };
+            return self.after_no(offer, &held, AttemptOutcome::Unsent, "in_flight", &known).await;
+        };
+        let order = ForwardOrder { buyer: buyer.clone(), lead: self.order.lead.clone(), permit };
+        let forwarded = self.gateway.forwarder.forward(order).await;
+        let known = Known::of(&forwarded.outcome, forwarded.sent_at, forwarded.duration);
+        let metrics = self.gateway.telemetry.buyer(&buyer.id);
+        metrics.forwarded(forwarded.outcome.word(), forwarded.duration);
+        match &forwarded.outcome {
+            Outcome::Accepted(acceptance) => self.after_yes(offer, &held, acceptance, &known).await,
+            Outcome::Declined { reason, is_duplicate, rest_s, .. } => {
+                if let Some(rest_s) = rest_s {
+                    self.gateway.forwarder.rest(&buyer.id, Duration::from_secs(u64::from(*rest_s)));
+                }
+                let outcome = if *is_duplicate { AttemptOutcome::Duplicate } else { AttemptOutcome::Declined };
+                let reason = reason.clone();
+                self.after_no(offer, &held, outcome, &reason, &known).await
+            }
+            Outcome::Unsent { reason } => self.after_no(offer, &held, AttemptOutcome::Unsent, reason, &known).await,
+            Outcome::InDoubt { reason, .. } => {
+                self.story.attempted(offer, AttemptOutcome::InDoubt, Some(reason));
+                self.after_doubt(buyer.on_timeout, offer, held, forwarded, &known).await
+            }
+        }
+    }
+
+    /// A yes in time: commit, and close in the same round trip where the store can.
+    async fn after_yes(&mut self, offer: usize, held: &Held, acceptance: &Acceptance, known: &Known) -> After {
+        self.story.attempted(offer, AttemptOutcome::Accepted, None);
+        let end = held.accepted(acceptance, known);
+        let sold = sold(held, acceptance);
+        let verdict = Verdict::Sold(sold.clone());
+        let close = self.close_record(&verdict);
+        let mut pause = self.gateway.backoff();
+        let (commit, closed) = loop {
+            match self.gateway.store.commit_and_close(&end, &close).await {
+                Ok(replies) => break replies,
+                Err(error) => self.gateway.note_store_error(&error),
+            }
+            // The buyer has the lead: the commit is asked again until the store takes it (F67). Should this process end
+            // first, recovery finds the open lease and keeps its unit as a doubt.
+            if !pause.wait().await {
+                return After::Abandoned;
+            }
+        };
+        match (commit, closed) {
+            (_, Some(reply)) => After::Closed { verdict, close, reply },
+            // A repeat of a commit whose reply was lost.
+            (EndReply::Already(_) | EndReply::Done, None) => After::Final(verdict),
+            // Recovery was faster: it took this gateway for dead. The unit counts once, and the lead is sold by this yes if
+            // nobody else has it.
+            (EndReply::Late { .. } | EndReply::Missing, None) => {
+                self.gateway.late_accepted(held).await;
+                if self.late.record_yes(sold) { After::Final(verdict) } else { After::NextBuyer }
+            }
+        }
+    }
+
+    /// A full "no", or never sent: the unit goes back, the next buyer is asked.
+    async fn after_no(
+        &mut self,
+        offer: usize,
+        held: &Held,
+        outcome: AttemptOutcome,
+        reason: &str,
+        known: &Known,
+    ) -> After {
+        self.story.attempted(offer, outcome, Some(reason));
+        let mut end = held.not_taken(outcome, known);
+        if end.event.reason.is_none() {
+            end.event.reason = Some(reason.to_owned());
+        }
+        self.end(Verb::Refund, &end).await
+    }
+
+    /// Unknown: what happens to unit and lead is the buyer's `on_timeout`.
+    async fn after_doubt(
+        &mut self,
+        policy: OnTimeout,
+        offer: usize,
+        held: Held,
+        forwarded: Forwarded,
+        known: &Known,
+    ) -> After {
+        let after = match policy {
+            OnTimeout::Refund => self.end(Verb::Refund, &held.in_doubt(false, known)).await,
+            OnTimeout::Hold => self.end(Verb::Doubt, &held.in_doubt(true, known)).await,
+            // The lease stays open. Should this gateway die, recovery gives the unit back at the deadline; without a late
+            // answer to wait for, that is also how it ends.
+            OnTimeout::Reserve => {
+                let mut pause = self.gateway.backoff();
+                while let Err(error) = self.gateway.store.give_back_at_deadline(&held.key).await {
+                    self.gateway.note_store_error(&error);
+                    if !pause.wait().await {
+                        return After::Abandoned;
+                    }
+                }
+                After::NextBuyer
+            }
+        };
+        let buyer = held.key.buyer.clone();
+        let watch = forwarded.late.map(|receiver| {
+            let attempt = LateAttempt { held, policy, known: known.clone() };
+            self.late.watch(self.gateway.clone(), attempt, receiver)
+        });
+        if matches!(after, After::Abandoned) {
+            return after;
+        }
+        match (policy, watch) {
+            (OnTimeout::Refund | OnTimeout::Reserve, _) => after,
+            (OnTimeout::Hold, None) => After::Final(Verdict::InDoubt(buyer)),
+            // Nobody else is asked before the late answer is known.
+            (OnTimeout::Hold, Some(watch)) => match watch.await {
+                Ok(Outcome::Accepted(_)) => match self.late.sold() {
+                    Some(sold) => {
+                        self.story.attempted(offer, AttemptOutcome::LateAccepted, None);
+                        After::Final(Verdict::Sold(sold))
+                    }
+                    None => After::Final(Verdict::InDoubt(buyer)),
+                },
+                Ok(Outcome::Declined { .. } | Outcome::Unsent { .. }) => {
+                    self.story.attempted(offer, AttemptOutcome::Declined, Some("late"));
+                    After::NextBuyer
+                }
+                Ok(Outcome::InDoubt { .. }) | Err(_) => After::Final(Verdict::InDoubt(buyer)),
+            },
+        }
+    }
+
+    async fn end(&self, verb: Verb, end: &LeaseEnd) -> After {
+        let mut pause = self.gateway.backoff();
+        loop {
+            let reply = match verb {
+                Verb::Refund => self.gateway.store.refund(end).await,
+                Verb::Doubt => self.gateway.store.doubt(end).await,
+            };
+            match reply {
+                Ok(EndReply::Done | EndReply::Late { .. } | EndReply::Already(_)) => return After::NextBuyer,
+                // The store lost the lease with everything else: the attempt still belongs in the books (P5).
+                Ok(EndReply::Missing) => {
+                    if let Err(error) = self.gateway.store.record(&end.event).await {
+                        self.gateway.note_store_error(&error);
+                    }
+                    return After::NextBuyer;
+                }
+                Err(error @ StoreError::Bug(_)) => {
+                    self.gateway.note_store_error(&error);
+                    return After::Abandoned;
+                }
+                Err(error) => self.gateway.note_store_error(&error),
+            }
+            if !pause.wait().await {
+                return After::Abandoned;
+            }
+        }
+    }
+}
+
+/// The terms of a sale by this answer.
+pub(super) fn sold(held: &Held, acceptance: &Acceptance) -> Sold {
+    let price = held.price(acceptance);
+    Sold {
+        buyer: held.key.buyer.clone(),
+        price,
+        payout: held.payout.of(price),
+        currency: held.about.terms.currency,
+        redirect_url: acceptance.redirect_url.clone(),
+    }
+}

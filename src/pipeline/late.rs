@@ -1,0 +1,163 @@
+//! Late answers: a time-out is not a "no", so every forward that passed its deadline is still listened to (F46).
+//!
+//! A late yes sells the lead if nobody else has it by then; otherwise it is contested: counted, alarmed, listed, and not
+//! booked until it is resolved.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::{Notify, oneshot};
+
+use super::attempt::sold;
+use crate::app::Gateway;
+use crate::domain::outcome::{AttemptOutcome, Outcome, Sold};
+use crate::domain::routing::OnTimeout;
+use crate::lease::{Held, Known};
+use crate::store::{EndReply, StoreError};
+
+/// An attempt whose answer may still come.
+pub(super) struct LateAttempt {
+    pub held: Held,
+    pub policy: OnTimeout,
+    pub known: Known,
+}
+
+/// What late answers have done to the lead so far.
+#[derive(Debug, Default)]
+enum Sale {
+    /// The lead is for sale.
+    #[default]
+    Open,
+    /// A late yes has it.
+    Late(Sold),
+    /// The lead has its verdict: any yes from here on is contested.
+    Over,
+}
+
+#[derive(Debug, Default)]
+struct Board {
+    sale: Sale,
+    waiting: usize,
+}
+
+/// Shared by a walk and the listeners it left behind.
+#[derive(Debug, Default)]
+pub(super) struct LateBoard {
+    board: Arc<Mutex<Board>>,
+    changed: Arc<Notify>,
+}
+
+impl LateBoard {
+    /// The sale made by a late yes, if any.
+    pub fn sold(&self) -> Option<Sold> {
+        match &self.board.lock().sale {
+            Sale::Late(sold) => Some(sold.clone()),
+            Sale::Open | Sale::Over => None,
+        }
+    }
+
+    /// Notes a late yes. True when it sells the lead, false when the lead has a buyer already: contested.
+    pub fn record_yes(&self, sold: Sold) -> bool {
+        record_yes(&self.board, sold)
+    }
+
+    /// The lead has its verdict.
+    pub fn contest(&self) {
+        self.board.lock().sale = Sale::Over;
+    }
+
+    /// Waits until a late yes sold the lead (that sale), or until no late answer can come any more (`None`).
+    pub async fn first_yes(&self) -> Option<Sold> {
+        loop {
+            let changed = self.changed.notified();
+            {
+                let board = self.board.lock();
+                match (&board.sale, board.waiting) {
+                    (Sale::Late(sold), _) => return Some(sold.clone()),
+                    (_, 0) => return None,
+                    (Sale::Open | Sale::Over, _) => {}
+                }
+            }
+            // Bounded: every listener ends within `late_answer_ms` and then says so here.
+            changed.await;
+        }
+    }
+
+    /// Listens in the background. The returned receiver learns the outcome after it was settled.
+    pub fn watch(
+        &self,
+        gateway: Arc<Gateway>,
+        attempt: LateAttempt,
+        answer: oneshot::Receiver<Outcome>,
+    ) -> oneshot::Receiver<Outcome> {
+        let (tell, told) = oneshot::channel();
+        let (board, changed) = (self.board.clone(), self.changed.clone());
+        board.lock().waiting += 1;
+        gateway.clone().tasks.spawn(async move {
+            // The forwarder always sends; if its task was cut with the process, nothing is known.
+            let outcome = answer.await.unwrap_or(Outcome::InDoubt { reason: "timeout", http_status: None });
+            settle_late(&gateway, &board, &attempt, &outcome).await;
+            board.lock().waiting -= 1;
+            changed.notify_waiters();
+            // The walk has gone on without waiting where the policy lets it.
+            let _ = tell.send(outcome);
+        });
+        told
+    }
+}
+
+fn record_yes(board: &Mutex<Board>, sold: Sold) -> bool {
+    let mut board = board.lock();
+    match board.sale {
+        Sale::Open => {
+            board.sale = Sale::Late(sold);
+            true
+        }
+        Sale::Late(_) | Sale::Over => false,
+    }
+}
+
+async fn settle_late(gateway: &Arc<Gateway>, board: &Mutex<Board>, attempt: &LateAttempt, outcome: &Outcome) {
+    let held = &attempt.held;
+    let mut pause = gateway.backoff();
+    loop {
+        let result = match outcome {
+            Outcome::Accepted(acceptance) => {
+                let known = Known::of(outcome, attempt.known.sent_at, attempt.known.duration);
+                gateway.store.commit(&held.accepted_late(acceptance, &known)).await
+            }
+            Outcome::Declined { is_duplicate, .. } => {
+                let known = Known::of(outcome, attempt.known.sent_at, attempt.known.duration);
+                let word = if *is_duplicate { AttemptOutcome::Duplicate } else { AttemptOutcome::Declined };
+                let end = held.not_taken(word, &known);
+                match gateway.store.refund(&end).await {
+                    // The unit went back at the time-out; now the books learn that it was a "no".
+                    Ok(EndReply::Already(_)) => gateway.store.record(&end.event).await.map(|()| EndReply::Done),
+                    other => other,
+                }
+            }
+            Outcome::Unsent { .. } | Outcome::InDoubt { .. } => match attempt.policy {
+                OnTimeout::Reserve => gateway.store.refund(&held.in_doubt(false, &attempt.known)).await,
+                OnTimeout::Refund | OnTimeout::Hold => return,
+            },
+        };
+        match result {
+            Ok(reply) => {
+                if let Outcome::Accepted(acceptance) = outcome {
+                    tracing::warn!(lead = %held.key.lead, buyer = %held.key.buyer, ?reply, "accepted after the time-out");
+                    gateway.late_accepted(held).await;
+                    if !record_yes(board, sold(held, acceptance)) {
+                        tracing::error!(lead = %held.key.lead, buyer = %held.key.buyer,
+                            "contested: accepted late while another buyer has the lead; counted, not booked");
+                    }
+                }
+                return;
+            }
+            Err(error @ StoreError::Bug(_)) => return gateway.note_store_error(&error),
+            Err(error) => gateway.note_store_error(&error),
+        }
+        if !pause.wait().await {
+            return;
+        }
+    }
+}

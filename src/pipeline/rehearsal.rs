@@ -1,0 +1,158 @@
+//! A test lead: every decision is made, nothing is touched. No cap, no buyer, no money; the answer carries the explanation.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::story::Story;
+use super::{Progress, WalkOrder};
+use crate::app::Gateway;
+use crate::domain::event::{Closed, Received, SaleMoney};
+use crate::domain::explanation::Check;
+use crate::domain::outcome::{AttemptOutcome, Sold, Verdict};
+use crate::intake::reply;
+use crate::lease;
+use crate::store::{Admission, Admit, Close, CounterKey, StoreError, TakeCandidate};
+
+/// Decides a test lead and records it with `test = 1`.
+pub async fn rehearse(gateway: &Arc<Gateway>, order: &WalkOrder) -> Progress {
+    let lead = &order.lead;
+    let Some(compiled) = order.routing.compiled.campaign(lead.campaign.as_str()) else {
+        return Progress::Refused("campaign is gone");
+    };
+    let campaign = compiled.campaign();
+    let now = gateway.store.now();
+    let candidates = compiled.filter(lead, now, &gateway.paused.load());
+    let mut story = Story::default();
+    let mut verdict = None;
+    for &index in &candidates.ranked {
+        let offer = &campaign.offers[index];
+        if let Some(rest) = gateway.forwarder.resting(&offer.buyer.id) {
+            story.skipped(index, Check::Breaker, [("rest_s", rest.as_secs().to_string())]);
+            continue;
+        }
+        let candidate = lease::candidate(
+            offer,
+            campaign,
+            order.publisher.payout,
+            lead,
+            now,
+            1,
+            gateway.config.forward.late_answer,
+            order.routing.version(),
+        );
+        let full = match first_full(gateway, &candidate).await {
+            Ok(full) => full,
+            Err(error) => {
+                gateway.note_store_error(&error);
+                return Progress::Refused("store away");
+            }
+        };
+        if let Some((position, used)) = full {
+            let cap = &candidate.demands[position].charge.cap;
+            story.full(index, &candidate, cap, used, &offer.buyer.timezone);
+            continue;
+        }
+        // What a yes at the offer's price would come to.
+        story.attempted(index, AttemptOutcome::Accepted, Some("test"));
+        verdict = Some(Verdict::Sold(Sold {
+            buyer: offer.buyer.id.clone(),
+            price: offer.price,
+            payout: order.publisher.payout.of(offer.price),
+            currency: campaign.currency,
+            redirect_url: None,
+        }));
+        break;
+    }
+    let verdict = verdict.unwrap_or_else(|| Verdict::Unsold(story.reason()));
+    let explanation = story.explain(compiled, lead, &order.routing, &candidates);
+    let explanation = serde_json::to_string(&explanation).unwrap_or_default();
+    let body = reply::test_answer_body(lead.id, &verdict, &explanation);
+    match record(gateway, order, &verdict, &body, explanation).await {
+        Ok(true) => Progress::Answered { lead: lead.id, body: Bytes::from(body), is_replay: false },
+        Ok(false) => Progress::Refused("store not ready"),
+        Err(error) => {
+            gateway.note_store_error(&error);
+            Progress::Refused("store away")
+        }
+    }
+}
+
+/// The first cap without room, by its position, and its counter.
+async fn first_full(
+    gateway: &Gateway,
+    candidate: &TakeCandidate,
+) -> Result<Option<(usize, u64)>, StoreError> {
+    let keys: Vec<CounterKey> = candidate
+        .demands
+        .iter()
+        .map(|demand| CounterKey {
+            buyer: candidate.buyer.clone(),
+            cap: demand.charge.cap.clone(),
+            window: demand.charge.window,
+        })
+        .collect();
+    let counters = gateway.store.counters(&keys).await?;
+    Ok(candidate.demands.iter().zip(counters).enumerate().find_map(|(position, (demand, counter))| {
+        let used = counter.unwrap_or(0);
+        (used.saturating_add(demand.charge.amount) > demand.limit).then_some((position, used))
+    }))
+}
+
+/// True when the books will have it.
+async fn record(
+    gateway: &Gateway,
+    order: &WalkOrder,
+    verdict: &Verdict,
+    body: &str,
+    explanation: String,
+) -> Result<bool, StoreError> {
+    let lead = &order.lead;
+    let now = gateway.store.now();
+    let admit = Admit {
+        event: Received {
+            lead: lead.id,
+            publisher: lead.publisher.clone(),
+            campaign: lead.campaign.clone(),
+            received_at_us: lead.received_at.as_microsecond(),
+            test: true,
+            payload: lead.fields.to_json(),
+            // A test lead must not use up the key of a real one.
+            claim: None,
+        },
+        deadline: now + gateway.lead_open_for(),
+        not_after: now + gateway.call_patience(),
+        retention: gateway.config.store.idempotency,
+    };
+    if gateway.store.admit(&admit).await? != Admission::New {
+        return Ok(false);
+    }
+    let (reason, buyer, sale) = match verdict {
+        Verdict::Sold(sold) => (
+            None,
+            Some(sold.buyer.clone()),
+            Some(SaleMoney { price: sold.price, payout: sold.payout, currency: sold.currency }),
+        ),
+        Verdict::Unsold(reason) => (Some(reason.as_str().to_owned()), None, None),
+        Verdict::InDoubt(buyer) => (None, Some(buyer.clone()), None),
+    };
+    let close = Close {
+        event: Closed {
+            lead: lead.id,
+            publisher: lead.publisher.clone(),
+            campaign: lead.campaign.clone(),
+            status: verdict.status(),
+            reason,
+            buyer,
+            sale,
+            books: false,
+            test: true,
+            closed_at_us: gateway.clock.now().as_microsecond(),
+            answer: body.to_owned(),
+            explanation,
+        },
+        claim: None,
+        retention: gateway.config.store.idempotency,
+    };
+    gateway.store.close(&close).await.map(|_| true)
+}

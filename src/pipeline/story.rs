@@ -1,0 +1,147 @@
+//! What happened to each candidate on the walk: the source of the explanation (P10) and of the reason of an unsold lead.
+
+use std::collections::HashMap;
+
+use jiff::tz::TimeZone;
+use serde_json::{Map, Value};
+
+use crate::app::RoutingInForce;
+use crate::domain::explanation::{CandidateNote, Check, Explanation};
+use crate::domain::id::CapId;
+use crate::domain::lead::Lead;
+use crate::domain::outcome::{AttemptOutcome, UnsoldReason};
+use crate::domain::routing::Offer;
+use crate::filter::{Candidates, CompiledCampaign};
+use crate::ledger::AttemptRow;
+use crate::store::TakeCandidate;
+
+/// Notes by index of the campaign's offers. Static rules are not noted here: the filter can tell them again.
+#[derive(Debug, Default)]
+pub(super) struct Story {
+    notes: HashMap<usize, (Check, Map<String, Value>)>,
+    is_over_time: bool,
+    is_store_unready: bool,
+}
+
+impl Story {
+    /// A candidate that was not asked, and why.
+    pub fn skipped<const N: usize>(&mut self, offer: usize, check: Check, values: [(&str, String); N]) {
+        let values = values.into_iter().map(|(name, value)| (name.to_owned(), Value::String(value))).collect();
+        self.notes.insert(offer, (check, values));
+    }
+
+    /// A candidate whose counts the store could not vouch for (P8).
+    pub fn unavailable<const N: usize>(&mut self, offer: usize, check: Check, values: [(&str, String); N]) {
+        self.is_store_unready = true;
+        self.skipped(offer, check, values);
+    }
+
+    /// A candidate with a full cap.
+    pub fn full(&mut self, offer: usize, candidate: &TakeCandidate, cap: &CapId, used: u64, zone: &TimeZone) {
+        let mut values = Map::new();
+        values.insert("cap".into(), Value::String(cap.to_string()));
+        if let Some(demand) = candidate.demands.iter().find(|demand| demand.charge.cap == *cap) {
+            values.insert("limit".into(), Value::String(demand.limit.to_string()));
+            values.insert("used".into(), Value::String(used.to_string()));
+            if demand.charge.amount != 1 {
+                values.insert("amount".into(), Value::String(demand.charge.amount.to_string()));
+            }
+            if let Some(resets_at) = demand.charge.window.resets_at_local(zone) {
+                values.insert("resets_at".into(), Value::String(resets_at));
+            }
+        }
+        self.notes.insert(offer, (Check::Cap, values));
+    }
+
+    /// A candidate that was asked.
+    pub fn attempted(&mut self, offer: usize, outcome: AttemptOutcome, reason: Option<&str>) {
+        let check = match outcome {
+            AttemptOutcome::Accepted | AttemptOutcome::LateAccepted => Check::Accepted,
+            AttemptOutcome::Declined => Check::Declined,
+            AttemptOutcome::Duplicate => Check::Duplicate,
+            AttemptOutcome::Unsent => Check::Unsent,
+            AttemptOutcome::InDoubt => Check::InDoubt,
+        };
+        let values = reason.map(|reason| ("reason".to_owned(), Value::String(reason.to_owned()))).into_iter().collect();
+        self.notes.insert(offer, (check, values));
+    }
+
+    /// Time or attempts ended the walk before every candidate was asked.
+    pub fn ended_by_deadline(&mut self) {
+        self.is_over_time = true;
+    }
+
+    /// The furthest that any candidate came.
+    pub fn reason(&self) -> UnsoldReason {
+        if self.is_over_time {
+            return UnsoldReason::Deadline;
+        }
+        let furthest = self.notes.values().filter_map(|(check, _)| reason_of(*check)).max();
+        match furthest {
+            Some(UnsoldReason::Capped) | None if self.is_store_unready => UnsoldReason::Unavailable,
+            Some(reason) => reason,
+            None => UnsoldReason::NoBuyer,
+        }
+    }
+
+    /// Every candidate once, in the order of the offers.
+    pub fn explain(
+        &self,
+        campaign: &CompiledCampaign,
+        lead: &Lead,
+        routing: &RoutingInForce,
+        candidates: &Candidates,
+    ) -> Explanation {
+        let mut skipped: HashMap<usize, (Check, Map<String, Value>)> = campaign
+            .explain(lead, candidates)
+            .into_iter()
+            .map(|skipped| (skipped.offer, (skipped.check, skipped.values)))
+            .collect();
+        let notes = campaign.campaign().offers.iter().enumerate().map(|(index, offer)| {
+            let (check, values) = self
+                .notes
+                .get(&index)
+                .cloned()
+                .or_else(|| skipped.remove(&index))
+                .unwrap_or((Check::NotReached, Map::new()));
+            CandidateNote { buyer: offer.buyer.id.clone(), check, values }
+        });
+        Explanation { routing_version: routing.version().to_string(), candidates: notes.collect() }
+    }
+}
+
+/// The story as the books have it: attempts, and every other candidate as not reached.
+#[must_use]
+pub fn told_by_attempts(campaign: &CompiledCampaign, attempts: &[AttemptRow]) -> Vec<CandidateNote> {
+    let offers = &campaign.campaign().offers;
+    let mut story = Story::default();
+    for (index, offer) in offers.iter().enumerate() {
+        if let Some(attempt) = attempts.iter().find(|attempt| attempt.buyer == offer.buyer.id) {
+            story.attempted(index, attempt.outcome, attempt.reason.as_deref());
+        }
+    }
+    let note = |(index, offer): (usize, &Offer)| {
+        let (check, values) = story.notes.remove(&index).unwrap_or((Check::NotReached, Map::new()));
+        CandidateNote { buyer: offer.buyer.id.clone(), check, values }
+    };
+    offers.iter().enumerate().map(note).collect()
+}
+
+/// How far a candidate with this note came; `None` for those that say nothing about an unsold lead.
+fn reason_of(check: Check) -> Option<UnsoldReason> {
+    match check {
+        Check::Declined => Some(UnsoldReason::Declined),
+        Check::Unsent | Check::InDoubt | Check::Breaker | Check::InFlight => Some(UnsoldReason::Unavailable),
+        Check::Cap => Some(UnsoldReason::Capped),
+        Check::Duplicate => Some(UnsoldReason::Duplicate),
+        Check::Paused
+        | Check::Publisher
+        | Check::Country
+        | Check::State
+        | Check::Zip
+        | Check::Where
+        | Check::Hours
+        | Check::Accepted
+        | Check::NotReached => None,
+    }
+}

@@ -1,0 +1,285 @@
+//! Recovery: what a dead gateway left open is ended by any other one (F04, F05, F11, F38).
+//!
+//! An overdue lease means that its owner died, perhaps with a yes in hand: it becomes a counted, listed doubt. Given back are
+//! only leases whose owner had seen the time-out under `reserve`, and everything of a buyer with `on_crash = "refund"`. An
+//! overdue lead is routed on, but only after the books alone know all of its attempts.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::watch;
+
+use crate::app::Gateway;
+use crate::domain::event::{Closed, EntryId, Mark, SaleMoney};
+use crate::domain::explanation::Explanation;
+use crate::domain::id::{BuyerId, LeadId, Partition};
+use crate::domain::lead::Lead;
+use crate::domain::outcome::{AttemptOutcome, LeadStatus, Sold, UnsoldReason, Verdict};
+use crate::domain::routing::{OnCrash, OnTimeout};
+use crate::intake::{parse, reply};
+use crate::lease::abandoned;
+use crate::ledger::{AttemptRow, LeadDetail, LedgerError, SettleError};
+use crate::pipeline::{self, Progress, Resumed, WalkOrder};
+use crate::store::{Close, OverdueLead, StoreError};
+
+/// Between two looks.
+const EVERY: Duration = Duration::from_secs(1);
+/// Leases ended, and leads claimed, per partition and look: bounds each look's work.
+const BATCH_MAX: usize = 200;
+/// Open leases looked through for those of a lead.
+const OPEN_LEASES_MAX: usize = 20_000;
+/// An owner that is only slow is left alone this long after its deadline.
+const GRACE: Duration = Duration::from_secs(2);
+/// A claimed lead is ours this long; then another gateway may claim it.
+const CLAIM_FOR: Duration = Duration::from_secs(30);
+/// How long a claimed lead waits for its attempts to reach the books before it is left for the next claim.
+const BOOKS_PATIENCE: Duration = Duration::from_secs(20);
+
+/// Why a look was cut short; the next one goes on.
+#[derive(Debug, thiserror::Error)]
+pub enum RecoveryError {
+    /// The store's side.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The ledger's side.
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+    /// Settling the journals.
+    #[error(transparent)]
+    Settle(#[from] SettleError),
+}
+
+/// Looks for overdue leases and leads until the process drains.
+pub async fn run(gateway: Arc<Gateway>) {
+    loop {
+        tokio::select! {
+            () = gateway.shutdown.draining.cancelled() => return,
+            () = tokio::time::sleep(EVERY) => {}
+        }
+        if let Err(error) = look_once(&gateway).await {
+            gateway.status.recovery_failed(gateway.clock.now(), &error);
+        }
+    }
+}
+
+/// One look: ends overdue leases, then takes over overdue leads.
+pub async fn look_once(gateway: &Arc<Gateway>) -> Result<(), RecoveryError> {
+    let partitions = (0..gateway.store.partitions()).map(Partition);
+    for partition in partitions.clone() {
+        end_overdue_leases(gateway, partition).await?;
+    }
+    let mut overdue = Vec::new();
+    for partition in partitions {
+        overdue.extend(gateway.store.claim_overdue_leads(partition, GRACE, CLAIM_FOR, BATCH_MAX).await?);
+    }
+    if overdue.is_empty() {
+        return Ok(());
+    }
+    let busy = leads_with_open_leases(gateway).await?;
+    // A lead that still has an open lease is claimed again when this claim runs out.
+    let free: Vec<OverdueLead> = overdue.into_iter().filter(|overdue| !busy.contains(&overdue.lead)).collect();
+    wait_for_books(gateway).await?;
+    for overdue in free {
+        resume(gateway, overdue).await?;
+    }
+    Ok(())
+}
+
+async fn end_overdue_leases(gateway: &Arc<Gateway>, partition: Partition) -> Result<(), RecoveryError> {
+    let leases = gateway.store.overdue_leases(partition, BATCH_MAX).await?;
+    let routing = gateway.routing();
+    for lease in leases {
+        let on_crash = routing.compiled.routing().buyers.get(&lease.key.buyer).map_or(OnCrash::Keep, |b| b.on_crash);
+        let keeps_unit = !lease.gives_back && on_crash == OnCrash::Keep;
+        let end = abandoned(&lease, keeps_unit, gateway.store.now());
+        let reply = if keeps_unit { gateway.store.doubt(&end).await? } else { gateway.store.refund(&end).await? };
+        tracing::warn!(lead = %lease.key.lead, buyer = %lease.key.buyer, keeps_unit, ?reply, "ended an overdue lease");
+        gateway.telemetry.recovered(if keeps_unit { "lease_kept" } else { "lease_refunded" });
+    }
+    Ok(())
+}
+
+async fn leads_with_open_leases(gateway: &Arc<Gateway>) -> Result<HashSet<LeadId>, RecoveryError> {
+    let mut leads = HashSet::new();
+    for partition in (0..gateway.store.partitions()).map(Partition) {
+        let open = gateway.store.open_leases(partition, OPEN_LEASES_MAX).await?;
+        leads.extend(open.into_iter().map(|lease| lease.key.lead));
+    }
+    Ok(leads)
+}
+
+/// Waits until the books have every event that is in the journals now. From then on they alone know all attempts of a lead
+/// without an open lease, because only a lease can make another one.
+async fn wait_for_books(gateway: &Arc<Gateway>) -> Result<(), RecoveryError> {
+    let mut tips: Vec<(Partition, EntryId)> = Vec::new();
+    for partition in (0..gateway.store.partitions()).map(Partition) {
+        tips.push((partition, gateway.store.journal_tip(partition).await?));
+    }
+    let deadline = tokio::time::Instant::now() + BOOKS_PATIENCE;
+    loop {
+        let marks = gateway.ledger.marks(gateway.store.partitions()).await?;
+        if tips.iter().all(|(partition, tip)| has_reached(&marks, *partition, *tip)) {
+            return Ok(());
+        }
+        if tokio::time::Instant::now() >= deadline {
+            return Err(LedgerError::NotDone("the books have not caught up with the journal".into()).into());
+        }
+        gateway.settler.settle_once().await?;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+fn has_reached(marks: &[Mark], partition: Partition, tip: EntryId) -> bool {
+    tip == EntryId::default() || marks.iter().any(|mark| mark.partition == partition && mark.entry >= tip)
+}
+
+/// Closes the lead by what the books know, or routes it on.
+async fn resume(gateway: &Arc<Gateway>, overdue: OverdueLead) -> Result<(), RecoveryError> {
+    let Some(detail) = gateway.ledger.lead_detail(overdue.lead).await? else {
+        tracing::error!(lead = %overdue.lead, "an open lead is not in the books: its received event was lost");
+        return Ok(());
+    };
+    let routing = gateway.routing();
+    let hold = |buyer: &BuyerId| {
+        routing.compiled.routing().buyers.get(buyer).is_some_and(|buyer| buyer.on_timeout == OnTimeout::Hold)
+    };
+    match decided(&detail, hold) {
+        Decided::Answered(answer) => close(gateway, &overdue, &detail, None, answer).await?,
+        Decided::By { verdict, books } => {
+            let answer = reply::answer_body(overdue.lead, &verdict);
+            close(gateway, &overdue, &detail, Some((verdict, books)), answer).await?;
+        }
+        Decided::StillForSale => {
+            if let Some(order) = onward(gateway, &overdue, &detail) {
+                gateway.telemetry.recovered("lead_resumed");
+                let (progress, _nobody) = watch::channel(Progress::Admitted);
+                gateway.tasks.spawn(pipeline::walk(gateway.clone(), order, progress));
+            } else {
+                tracing::warn!(lead = %overdue.lead, "its publisher, campaign or payload is gone: closed unsold");
+                let verdict = Verdict::Unsold(UnsoldReason::Unavailable);
+                let answer = reply::answer_body(overdue.lead, &verdict);
+                close(gateway, &overdue, &detail, Some((verdict, false)), answer).await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+enum Decided {
+    /// The books have the answer; the store's record came back without it.
+    Answered(String),
+    /// An attempt decides.
+    By { verdict: Verdict, books: bool },
+    StillForSale,
+}
+
+fn decided(detail: &LeadDetail, is_hold: impl Fn(&BuyerId) -> bool) -> Decided {
+    if let (true, Some(answer)) = (detail.lead.status != LeadStatus::Pending, &detail.lead.answer) {
+        return Decided::Answered(answer.clone());
+    }
+    let sale = |attempt: &AttemptRow| Sold {
+        buyer: attempt.buyer.clone(),
+        price: attempt.price,
+        payout: attempt.payout,
+        currency: attempt.currency,
+        redirect_url: None,
+    };
+    let find = |outcome| detail.attempts.iter().find(|attempt| attempt.outcome == outcome);
+    if let Some(attempt) = find(AttemptOutcome::Accepted) {
+        return Decided::By { verdict: Verdict::Sold(sale(attempt)), books: false };
+    }
+    if let Some(attempt) = find(AttemptOutcome::LateAccepted) {
+        return Decided::By { verdict: Verdict::Sold(sale(attempt)), books: true };
+    }
+    let held = detail.attempts.iter().find(|a| a.outcome == AttemptOutcome::InDoubt && is_hold(&a.buyer));
+    match held {
+        Some(attempt) => Decided::By { verdict: Verdict::InDoubt(attempt.buyer.clone()), books: false },
+        None => Decided::StillForSale,
+    }
+}
+
+async fn close(
+    gateway: &Arc<Gateway>,
+    overdue: &OverdueLead,
+    detail: &LeadDetail,
+    verdict: Option<(Verdict, bool)>,
+    answer: String,
+) -> Result<(), RecoveryError> {
+    let row = &detail.lead;
+    let (status, reason, buyer, sale, books) = match &verdict {
+        None => (row.status, row.reason.clone(), row.buyer.clone(), None, false),
+        Some((Verdict::Sold(sold), books)) => {
+            let money = SaleMoney { price: sold.price, payout: sold.payout, currency: sold.currency };
+            (LeadStatus::Sold, None, Some(sold.buyer.clone()), Some(money), *books)
+        }
+        Some((Verdict::Unsold(reason), _)) => (LeadStatus::Unsold, Some(reason.as_str().to_owned()), None, None, false),
+        Some((Verdict::InDoubt(buyer), _)) => (LeadStatus::InDoubt, None, Some(buyer.clone()), None, false),
+    };
+    let explanation = match &row.explanation {
+        Some(text) => text.clone(),
+        None => recovered_explanation(gateway, detail),
+    };
+    let close = Close {
+        event: Closed {
+            lead: row.lead,
+            publisher: row.publisher.clone(),
+            campaign: row.campaign.clone(),
+            status,
+            reason,
+            buyer,
+            sale,
+            books,
+            test: row.is_test,
+            closed_at_us: gateway.clock.now().as_microsecond(),
+            answer,
+            explanation,
+        },
+        claim: overdue.claim.clone(),
+        retention: gateway.config.store.idempotency,
+    };
+    gateway.store.close(&close).await?;
+    gateway.telemetry.recovered("lead_closed");
+    gateway.telemetry.lead_closed(&row.campaign, &row.publisher, status.as_str(), close.event.reason.as_deref().unwrap_or(""));
+    Ok(())
+}
+
+/// What is left of the story when its teller died: the attempts, as the books have them, and every other candidate as not
+/// reached.
+fn recovered_explanation(gateway: &Gateway, detail: &LeadDetail) -> String {
+    let routing = gateway.routing();
+    let candidates = match routing.compiled.campaign(detail.lead.campaign.as_str()) {
+        Some(campaign) => pipeline::told_by_attempts(campaign, &detail.attempts),
+        None => Vec::new(),
+    };
+    let explanation = Explanation { routing_version: routing.version().to_string(), candidates };
+    serde_json::to_string(&explanation).unwrap_or_default()
+}
+
+/// The rest of a lead's walk, without the buyers that have an attempt of any kind for it (P4). `None` when what it needs
+/// is gone.
+fn onward(gateway: &Arc<Gateway>, overdue: &OverdueLead, detail: &LeadDetail) -> Option<WalkOrder> {
+    let routing = gateway.routing();
+    let row = &detail.lead;
+    let fields = parse::stored_fields(row.payload.as_deref()?).ok()?;
+    let publisher = routing.compiled.routing().publishers.get(&row.publisher)?.clone();
+    routing.compiled.campaign(row.campaign.as_str())?;
+    let lead = Lead {
+        id: row.lead,
+        publisher: row.publisher.clone(),
+        campaign: row.campaign.clone(),
+        received_at: row.received_at,
+        is_test: row.is_test,
+        fields,
+        body: Bytes::new(),
+    };
+    let attempted = detail.attempts.iter().map(|attempt| (attempt.buyer.clone(), attempt.outcome)).collect();
+    Some(WalkOrder {
+        lead: Arc::new(lead),
+        claim: overdue.claim.clone(),
+        routing,
+        publisher,
+        resumed: Some(Resumed { attempted }),
+    })
+}

@@ -1,0 +1,110 @@
+//! Seeding: a counter that the store does not have is read from the books before anything is granted on it (P8).
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::app::Gateway;
+use crate::domain::cap::{Cap, Limit};
+use crate::domain::id::{BuyerId, Partition};
+use crate::domain::routing::Buyer;
+use crate::domain::window::Window;
+use crate::intake::parse;
+use crate::ledger::{CountedAttempt, SettleError};
+use crate::store::{CounterKey, SeedReply};
+
+/// A seed that meets a journal on the move is tried this often before the candidate counts as not ready.
+const ROUNDS_MAX: usize = 5;
+
+/// Seeds buyers, each by one task at a time: a burst that meets an unseeded counter costs one read of the books.
+#[derive(Debug, Default)]
+pub struct Seeder {
+    turns: Mutex<HashMap<BuyerId, Arc<tokio::sync::Mutex<()>>>>,
+}
+
+impl Seeder {
+    /// Sets the missing counters of a buyer's present windows. Failure leaves them closed, which the next take notices.
+    pub async fn seed(&self, gateway: &Gateway, buyer: &Arc<Buyer>) {
+        // Bounded by the buyers of the routing.
+        let turn = self.turns.lock().entry(buyer.id.clone()).or_default().clone();
+        let _turn = turn.lock().await;
+        if let Err(error) = seed_buyer(gateway, buyer).await {
+            tracing::warn!(buyer = %buyer.id, %error, "counters stay closed: they could not be read from the books");
+        }
+    }
+}
+
+async fn seed_buyer(gateway: &Gateway, buyer: &Buyer) -> Result<(), SettleError> {
+    let partition = Partition::of(buyer.id.as_str(), gateway.store.partitions());
+    for _ in 0..ROUNDS_MAX {
+        let missing = missing_counters(gateway, buyer).await?;
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let keys: Vec<CounterKey> = missing.iter().map(|(_, key)| key.clone()).collect();
+        let (mut mark, mut usage) = gateway.ledger.usage_snapshot(partition, &keys).await?;
+        if usage.iter().any(Option::is_none) {
+            // A cap without a row is new, or has never counted anything: what the books hold of its window counts. The
+            // journal is settled first, because its entries do not name a cap that is newer than they are.
+            gateway.settler.settle_once().await?;
+            (mark, usage) = gateway.ledger.usage_snapshot(partition, &keys).await?;
+        }
+        let mut counters = Vec::with_capacity(missing.len());
+        for ((cap, key), used) in missing.iter().zip(usage) {
+            let used = match used {
+                Some(used) => used,
+                None => past_of(gateway, buyer, cap, key.window).await?,
+            };
+            counters.push((cap.id.clone(), key.window, used));
+        }
+        match gateway.store.seed(&buyer.id, &mark, &counters).await? {
+            SeedReply::Seeded => return Ok(()),
+            SeedReply::Stale => {
+                gateway.settler.settle_once().await?;
+            }
+            SeedReply::NewLife => gateway.open_partitions().await,
+        }
+    }
+    Ok(())
+}
+
+async fn missing_counters<'a>(
+    gateway: &Gateway,
+    buyer: &'a Buyer,
+) -> Result<Vec<(&'a Cap, CounterKey)>, SettleError> {
+    let now = gateway.store.now();
+    let keys: Vec<CounterKey> = buyer
+        .caps
+        .iter()
+        .map(|cap| CounterKey {
+            buyer: buyer.id.clone(),
+            cap: cap.id.clone(),
+            window: Window::containing(cap.window, &buyer.timezone, now),
+        })
+        .collect();
+    let counters = gateway.store.counters(&keys).await?;
+    let missing = buyer.caps.iter().zip(keys).zip(counters).filter(|(_, counter)| counter.is_none());
+    Ok(missing.map(|(pair, _)| pair).collect())
+}
+
+/// What a new cap starts from in the middle of its window.
+async fn past_of(gateway: &Gateway, buyer: &Buyer, cap: &Cap, window: Window) -> Result<u64, SettleError> {
+    let attempts = gateway.ledger.counted_attempts(&buyer.id, window.start, window.end).await?;
+    let counted = attempts.iter().filter(|attempt| counts(cap, attempt));
+    Ok(match cap.limit {
+        Limit::Leads(_) => counted.count() as u64,
+        Limit::Spend(_) => counted.map(|attempt| u64::try_from(attempt.price.0).unwrap_or(0)).sum(),
+    })
+}
+
+fn counts(cap: &Cap, attempt: &CountedAttempt) -> bool {
+    if cap.conditions.is_empty() {
+        return cap.publisher.as_ref().is_none_or(|publisher| *publisher == attempt.publisher);
+    }
+    // A payload that was removed, or that cannot be read, counts: a cap errs towards closed.
+    let Some(fields) = attempt.payload.as_deref().and_then(|payload| parse::stored_fields(payload).ok()) else {
+        return true;
+    };
+    cap.counts(&attempt.publisher, &fields)
+}

@@ -1,0 +1,164 @@
+//! What the last looks at store and ledger found: the source of readiness (F91).
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use parking_lot::Mutex;
+
+use crate::ledger::LedgerError;
+use crate::settle::recovery::RecoveryError;
+use crate::store::{StoreError, StoreHealth};
+use crate::telemetry::Telemetry;
+use crate::telemetry::log::Throttled;
+
+/// Store clock and ours may differ by this much before the gateway is not ready.
+pub const CLOCK_OFFSET_MAX: Duration = Duration::from_secs(1);
+
+/// State of one seam.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Seam {
+    /// Not looked at yet.
+    #[default]
+    Unknown,
+    /// Answers.
+    Up,
+    /// Does not; a short text without data.
+    Down(String),
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    store: Seam,
+    ledger: Seam,
+    health: StoreHealth,
+    are_lives_open: bool,
+}
+
+/// Shared by the monitor that looks and the admin listener that tells.
+#[derive(Debug, Default)]
+pub struct Status {
+    seen: Mutex<Seen>,
+    lines: Throttled,
+}
+
+/// One line of `/readyz`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// `store`, `life`, `clock`, `ledger`, `journal`, `draining`.
+    pub name: &'static str,
+    /// Is it as it should be?
+    pub is_ok: bool,
+    /// For people.
+    pub detail: String,
+    /// Does it decide over readiness? A ledger that is away does not: leads are taken as long as the journal has room.
+    pub decides: bool,
+}
+
+impl Status {
+    /// A call to the store failed.
+    pub fn store_failed(&self, telemetry: &Telemetry, now: Timestamp, error: &StoreError) {
+        self.lines.warn(now, "store", || format!("{error}"));
+        if let StoreError::NotDone(text) | StoreError::Bug(text) = error {
+            telemetry.store_up(false);
+            self.seen.lock().store = Seam::Down(text.clone());
+        }
+    }
+
+    /// Recovery could not go on; it looks again.
+    pub fn recovery_failed(&self, now: Timestamp, error: &RecoveryError) {
+        self.lines.warn(now, "recovery", || format!("recovery waits: {error}"));
+    }
+
+    /// A look at the store.
+    pub fn store_looked_at(&self, telemetry: &Telemetry, now: Timestamp, result: Result<StoreHealth, StoreError>) {
+        match result {
+            Ok(health) => {
+                telemetry.store_up(true);
+                telemetry.journal_entries(health.journal_entries);
+                telemetry.store_clock_offset(health.clock_offset_ms);
+                for warning in &health.warnings {
+                    self.lines.warn(now, "store set-up", || warning.clone());
+                }
+                let mut seen = self.seen.lock();
+                if let Seam::Down(_) = seen.store {
+                    tracing::info!("store answers again");
+                }
+                seen.store = Seam::Up;
+                seen.health = health;
+            }
+            Err(error) => {
+                self.lines.warn(now, "store", || format!("{error}"));
+                telemetry.store_up(false);
+                self.seen.lock().store = Seam::Down(error.to_string());
+            }
+        }
+    }
+
+    /// A look at the ledger.
+    pub fn ledger_looked_at(&self, telemetry: &Telemetry, now: Timestamp, result: Result<(), LedgerError>) {
+        telemetry.ledger_up(result.is_ok());
+        let mut seen = self.seen.lock();
+        match result {
+            Ok(()) => {
+                if let Seam::Down(_) = seen.ledger {
+                    tracing::info!("ledger answers again");
+                }
+                seen.ledger = Seam::Up;
+            }
+            Err(error) => {
+                self.lines.warn(now, "ledger", || format!("{error}"));
+                seen.ledger = Seam::Down(error.to_string());
+            }
+        }
+    }
+
+    /// Are all partitions in a life that this gateway knows?
+    pub fn lives_looked_at(&self, are_open: bool) {
+        self.seen.lock().are_lives_open = are_open;
+    }
+
+    /// What `/readyz` lists.
+    #[must_use]
+    pub fn findings(&self, journal_entries_max: u64, is_draining: bool) -> Vec<Finding> {
+        let seen = self.seen.lock();
+        let seam = |name, seam: &Seam, decides| {
+            let (is_ok, detail) = match seam {
+                Seam::Up => (true, "up".to_owned()),
+                Seam::Unknown => (false, "not looked at yet".to_owned()),
+                Seam::Down(text) => (false, text.clone()),
+            };
+            Finding { name, is_ok, detail, decides }
+        };
+        let offset = seen.health.clock_offset_ms;
+        let journal = seen.health.journal_entries;
+        let offset_max = u64::try_from(CLOCK_OFFSET_MAX.as_millis()).unwrap_or(u64::MAX);
+        vec![
+            seam("store", &seen.store, true),
+            Finding {
+                name: "life",
+                is_ok: seen.are_lives_open,
+                detail: if seen.are_lives_open { "open" } else { "counts are being rebuilt" }.to_owned(),
+                decides: true,
+            },
+            Finding {
+                name: "clock",
+                is_ok: offset.unsigned_abs() <= offset_max,
+                detail: format!("store clock is {offset} ms ahead"),
+                decides: true,
+            },
+            seam("ledger", &seen.ledger, false),
+            Finding {
+                name: "journal",
+                is_ok: journal < journal_entries_max,
+                detail: format!("{journal} of {journal_entries_max} entries wait for settlement"),
+                decides: true,
+            },
+            Finding {
+                name: "draining",
+                is_ok: !is_draining,
+                detail: if is_draining { "draining" } else { "no" }.to_owned(),
+                decides: true,
+            },
+        ]
+    }
+}
