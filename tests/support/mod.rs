@@ -1,0 +1,399 @@
+//! What whole-gateway tests share: a place for files, servers' databases and prefixes of their own, a scriptable buyer,
+//! gateways in this process or as child processes, and a client.
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use capgate::app::{App, RoutingInForce, open_ledger, reload};
+use capgate::clock::SystemClock;
+use capgate::config;
+use capgate::domain::id::LeadId;
+use capgate::domain::outcome::LeadStatus;
+use capgate::ledger::{LeadDetail, SharedLedger, Totals};
+use serde_json::Value;
+
+/// SHA-256 of `test-key-acme`, the key of publisher `acme` in test routings.
+pub const KEY: &str = "test-key-acme";
+
+/// Where state lives.
+#[derive(Clone, Debug)]
+pub struct Backing {
+    pub store_url: String,
+    pub ledger_url: String,
+    pub prefix: String,
+    database: Option<(String, String)>,
+}
+
+impl Backing {
+    /// Nothing installed: a journal file and a SQLite file.
+    pub fn embedded(dir: &Path) -> Self {
+        Self {
+            store_url: format!("embedded:{}", dir.join("journal.db").display()),
+            ledger_url: format!("sqlite:{}", dir.join("ledger.db").display()),
+            prefix: "cg1".into(),
+            database: None,
+        }
+    }
+
+    /// Redis under a prefix of its own, MySQL in a database of its own.
+    #[cfg(feature = "server-tests")]
+    pub async fn servers() -> Self {
+        let redis = required("CAPGATE_TEST_REDIS_URL");
+        let mysql = required("CAPGATE_TEST_MYSQL_URL");
+        let name = format!("capgate_flow_{}", uuid::Uuid::now_v7().simple());
+        let server = mysql.trim_end_matches('/').to_owned();
+        execute(&server, &format!("CREATE DATABASE {name}")).await;
+        Self {
+            store_url: redis,
+            ledger_url: format!("{server}/{name}"),
+            prefix: name.clone(),
+            database: Some((server, name)),
+        }
+    }
+
+    /// Drops what `servers` made.
+    pub async fn clean(&self) {
+        if let Some((server, name)) = &self.database {
+            execute(server, &format!("DROP DATABASE IF EXISTS {name}")).await;
+        }
+    }
+}
+
+#[cfg(feature = "server-tests")]
+fn required(name: &str) -> String {
+    std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: scripts/test starts the servers and sets it"))
+}
+
+async fn execute(server: &str, statement: &str) {
+    use sqlx::Connection;
+    let mut connection = sqlx::MySqlConnection::connect(&format!("{server}/")).await.expect("the MySQL server answers");
+    sqlx::query(sqlx::AssertSqlSafe(statement.to_owned())).execute(&mut connection).await.expect("statement runs");
+    connection.close().await.expect("connection closes");
+}
+
+/// A folder, its two files, and the buyers' routing.
+pub struct Place {
+    pub dir: tempfile::TempDir,
+    pub backing: Backing,
+}
+
+impl Place {
+    pub fn embedded() -> Self {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let backing = Backing::embedded(dir.path());
+        Self { dir, backing }
+    }
+
+    #[cfg(feature = "server-tests")]
+    pub async fn servers() -> Self {
+        Self { dir: tempfile::tempdir().expect("a temporary folder"), backing: Backing::servers().await }
+    }
+
+    pub fn routing_path(&self) -> PathBuf {
+        self.dir.path().join("routing.toml")
+    }
+
+    /// Writes the routing file whole.
+    pub fn write_routing(&self, text: &str) {
+        let fresh = self.dir.path().join("routing.new");
+        std::fs::write(&fresh, text).expect("routing is written");
+        std::fs::rename(fresh, self.routing_path()).expect("routing is moved");
+    }
+
+    /// Writes `capgate.toml` with ports of its own; `more` is appended.
+    pub fn write_config(&self, name: &str, intake: SocketAddr, admin: SocketAddr, more: &str) -> PathBuf {
+        let Backing { store_url, ledger_url, prefix, .. } = &self.backing;
+        let text = format!(
+            "[intake]\nlisten = \"{intake}\"\n[admin]\nlisten = \"{admin}\"\n[store]\nurl = \"{store_url}\"\nprefix = \
+             \"{prefix}\"\n[ledger]\nurl = \"{ledger_url}\"\n[routing]\nfile = \"routing.toml\"\n{more}\n"
+        );
+        let text = if more.contains("[forward]") {
+            text
+        } else {
+            format!("{text}[forward]\nallow_private_addresses = true\n")
+        };
+        let path = self.dir.path().join(name);
+        std::fs::write(&path, text).expect("configuration is written");
+        path
+    }
+
+    /// A gateway in this process.
+    pub async fn start(&self, more: &str) -> Gateway {
+        let any: SocketAddr = "127.0.0.1:0".parse().expect("an address");
+        let path = self.write_config("capgate.toml", any, any, more);
+        let config = config::load(Some(&path), &|_| None).unwrap_or_else(|problems| panic!("{problems}"));
+        let routing_path = self.routing_path();
+        let routing: RoutingInForce =
+            reload::read(&routing_path, &config).unwrap_or_else(|problems| panic!("{problems:?}"));
+        let app = App::start(config, routing, Some(routing_path), Arc::new(SystemClock)).await.expect("gateway starts");
+        Gateway { intake: app.intake_addr, admin: app.admin_addr, app }
+    }
+
+    /// A gateway as a process of its own.
+    pub fn spawn(&self, name: &str, more: &str) -> Process {
+        let (intake, admin) = (free_port(), free_port());
+        let config = self.write_config(name, intake, admin, more);
+        let mut process = Process { config, intake, admin, child: None, log: self.dir.path().join(format!("{name}.log")) };
+        process.start();
+        process
+    }
+
+    /// The books, opened beside the gateways.
+    pub async fn ledger(&self) -> SharedLedger {
+        let any: SocketAddr = "127.0.0.1:0".parse().expect("an address");
+        let path = self.write_config("reader.toml", any, any, "");
+        let config = config::load(Some(&path), &|_| None).unwrap_or_else(|problems| panic!("{problems}"));
+        open_ledger(&config).await.expect("ledger opens")
+    }
+}
+
+fn free_port() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port")
+}
+
+/// A gateway in this process.
+pub struct Gateway {
+    pub intake: SocketAddr,
+    pub admin: SocketAddr,
+    pub app: App,
+}
+
+/// A gateway as a process of its own.
+pub struct Process {
+    pub config: PathBuf,
+    pub intake: SocketAddr,
+    pub admin: SocketAddr,
+    child: Option<Child>,
+    log: PathBuf,
+}
+
+impl Process {
+    pub fn start(&mut self) {
+        let log = std::fs::OpenOptions::new().create(true).append(true).open(&self.log).expect("a log file");
+        let child = Command::new(env!("CARGO_BIN_EXE_capgate"))
+            .args(["serve", "--config"])
+            .arg(&self.config)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .expect("capgate starts");
+        self.child = Some(child);
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().map_or(0, Child::id)
+    }
+
+    /// `kill -9`.
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            child.kill().expect("it was running");
+            child.wait().expect("it ended");
+        }
+    }
+
+    /// SIGTERM; answers how long it took to end and whether it ended well.
+    pub fn terminate(&mut self) -> (Duration, bool) {
+        let mut child = self.child.take().expect("it was running");
+        let started = Instant::now();
+        let sent = Command::new("kill").args(["-TERM", &child.id().to_string()]).status().expect("kill runs");
+        assert!(sent.success());
+        let status = child.wait().expect("it ended");
+        (started.elapsed(), status.success())
+    }
+
+    pub async fn until_ready(&self) {
+        let url = format!("http://{}/readyz", self.admin);
+        let client = client();
+        until("the gateway is ready", Duration::from_secs(30), async || {
+            matches!(client.get(&url).send().await, Ok(answer) if answer.status() == 200)
+        })
+        .await;
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Polls until it holds, or panics.
+pub async fn until(what: &str, patience: Duration, mut holds: impl AsyncFnMut() -> bool) {
+    let deadline = Instant::now() + patience;
+    while !holds().await {
+        assert!(Instant::now() < deadline, "waited {patience:?} in vain until {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+pub fn client() -> reqwest::Client {
+    capgate::forward::plain_client(Duration::from_secs(20)).expect("a client")
+}
+
+/// An answer of the gateway.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    pub status: u16,
+    pub headers: reqwest::header::HeaderMap,
+    pub bytes: Vec<u8>,
+    pub took: Duration,
+}
+
+impl Answer {
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.bytes).unwrap_or(Value::Null)
+    }
+
+    pub fn text(&self, name: &str) -> String {
+        self.json()[name].as_str().unwrap_or_default().to_owned()
+    }
+
+    pub fn lead(&self) -> LeadId {
+        self.text("lead_id").parse().unwrap_or_else(|_| panic!("no lead id in {self:?}"))
+    }
+}
+
+/// Posts one lead of publisher `acme`; `None` when no answer came.
+pub async fn try_post(client: &reqwest::Client, intake: SocketAddr, key: &str, body: &str) -> Option<Answer> {
+    let started = Instant::now();
+    let mut request = client
+        .post(format!("http://{intake}/v1/campaigns/solar/leads"))
+        .bearer_auth(KEY)
+        .header("content-type", "application/json")
+        .body(body.to_owned());
+    if !key.is_empty() {
+        request = request.header("idempotency-key", key);
+    }
+    let answer = request.send().await.ok()?;
+    let (status, headers) = (answer.status().as_u16(), answer.headers().clone());
+    let bytes = answer.bytes().await.ok()?.to_vec();
+    Some(Answer { status, headers, bytes, took: started.elapsed() })
+}
+
+pub async fn post(client: &reqwest::Client, intake: SocketAddr, key: &str, body: &str) -> Answer {
+    try_post(client, intake, key, body).await.expect("an answer")
+}
+
+pub async fn get(client: &reqwest::Client, addr: SocketAddr, path: &str) -> Answer {
+    let started = Instant::now();
+    let answer = client.get(format!("http://{addr}{path}")).bearer_auth(KEY).send().await.expect("an answer");
+    let (status, headers) = (answer.status().as_u16(), answer.headers().clone());
+    let bytes = answer.bytes().await.expect("a body").to_vec();
+    Answer { status, headers, bytes, took: started.elapsed() }
+}
+
+/// A lead that every buyer of a test routing takes.
+pub fn lead(number: u32) -> String {
+    format!(
+        r#"{{"first_name":"Test","phone":"201555{number:04}","email":"t{number}@example.com","state":"NJ","zip":"07030"}}"#
+    )
+}
+
+/// Who buys in a test routing.
+pub struct BuyerLine<'a> {
+    pub id: &'a str,
+    pub url: String,
+    /// More keys of the buyer, and its caps.
+    pub more: &'a str,
+    pub price: &'a str,
+}
+
+/// A routing with publisher `acme`, campaign `solar` and these buyers in order of priority.
+pub fn routing(buyers: &[BuyerLine<'_>]) -> String {
+    use sha2::Digest;
+    let key: String = sha2::Sha256::digest(KEY).iter().map(|byte| format!("{byte:02x}")).collect();
+    let mut text =
+        format!("[[publisher]]\nid = \"acme\"\nkeys_sha256 = [\"{key}\"]\npayout = {{ percent = \"70\" }}\n\n");
+    for buyer in buyers {
+        text += &format!(
+            "[[buyer]]\nid = \"{}\"\nurl = \"{}\"\ntimezone = \"America/New_York\"\n{}\n\n",
+            buyer.id, buyer.url, buyer.more
+        );
+    }
+    text += "[[campaign]]\nid = \"solar\"\ncurrency = \"USD\"\nrequired = [\"phone\"]\n";
+    for (index, buyer) in buyers.iter().enumerate() {
+        text += &format!(
+            "[[campaign.offer]]\nbuyer = \"{}\"\nprice = \"{}\"\npriority = {}\n",
+            buyer.id,
+            buyer.price,
+            index + 1
+        );
+    }
+    text
+}
+
+/// Waits until the books have a verdict for the lead.
+pub async fn closed(ledger: &SharedLedger, lead: LeadId) -> LeadDetail {
+    let mut found = None;
+    until(&format!("lead {lead} is closed in the books"), Duration::from_secs(40), async || {
+        found = ledger.lead_detail(lead).await.ok().flatten().filter(|d| d.lead.status != LeadStatus::Pending);
+        found.is_some()
+    })
+    .await;
+    found.expect("it was found")
+}
+
+/// How many attempts of a buyer have this outcome.
+pub fn attempts(totals: &Totals, buyer: &str, outcome: &str) -> u64 {
+    totals.attempts.iter().filter(|(b, o, _)| b == buyer && o == outcome).map(|(_, _, count)| *count).sum()
+}
+
+/// How many leads have this status.
+pub fn leads(totals: &Totals, status: &str) -> u64 {
+    totals.leads.iter().filter(|(s, _)| s == status).map(|(_, count)| *count).sum()
+}
+
+/// A TCP proxy before a server: an outage in one line of a test.
+#[derive(Debug)]
+pub struct Proxy {
+    cut: tokio::sync::watch::Sender<bool>,
+}
+
+impl Proxy {
+    /// Stands before the server of a URL; answers the URL that leads through it.
+    pub async fn before(url: &str) -> (Self, String) {
+        let parsed = reqwest::Url::parse(url).expect("a URL");
+        let host = parsed.host_str().expect("a host");
+        let port = parsed.port().unwrap_or(if parsed.scheme() == "redis" { 6379 } else { 3306 });
+        let target = format!("{host}:{port}");
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let through = listener.local_addr().expect("an address");
+        let (cut, watch) = tokio::sync::watch::channel(false);
+        tokio::spawn(async move {
+            while let Ok((mut inward, _)) = listener.accept().await {
+                let (target, mut watch) = (target.clone(), watch.clone());
+                tokio::spawn(async move {
+                    if *watch.borrow() {
+                        return;
+                    }
+                    let Ok(mut outward) = tokio::net::TcpStream::connect(&target).await else { return };
+                    tokio::select! {
+                        _ = tokio::io::copy_bidirectional(&mut inward, &mut outward) => {}
+                        _ = watch.wait_for(|is_cut| *is_cut) => {}
+                    }
+                });
+            }
+        });
+        (Self { cut }, url.replacen(&format!("{host}:{port}"), &through.to_string(), 1))
+    }
+
+    /// Every connection breaks, new ones are closed at once.
+    pub fn cut(&self) {
+        self.cut.send_replace(true);
+    }
+
+    /// New connections go through again.
+    pub fn mend(&self) {
+        self.cut.send_replace(false);
+    }
+}
