@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::id::{CapId, PublisherId};
 use super::lead::Lead;
+use super::matching::is_value;
 use super::money::Micros;
 use super::window::WindowKind;
 
@@ -27,7 +28,7 @@ pub struct Cap {
     pub limit: Limit,
     /// Counts only this publisher's leads.
     pub publisher: Option<PublisherId>,
-    /// Counts only leads whose field has one of the values (compared without case); all conditions must hold.
+    /// Counts only leads whose field has one of the values (compared as by [`is_value`]); all conditions must hold.
     pub conditions: Vec<(Arc<str>, Vec<String>)>,
 }
 
@@ -37,7 +38,7 @@ impl Cap {
     pub fn counts(&self, lead: &Lead) -> bool {
         self.publisher.as_ref().is_none_or(|publisher| *publisher == lead.publisher)
             && self.conditions.iter().all(|(field, values)| {
-                lead.text(field).is_some_and(|value| values.iter().any(|v| v.eq_ignore_ascii_case(value.trim())))
+                lead.text(field).is_some_and(|given| values.iter().any(|wanted| is_value(field, wanted, given)))
             })
     }
 

@@ -56,6 +56,8 @@ const DAYS: &[(&str, &str, &str, &str, usize, i64)] = &[
     ("America/Havana", "2018-11-04T12:00:00Z", "2018-11-04T04:00:00Z", "2018-11-05T05:00:00Z", 25, 60),
     // Back from 24:00:00 to 23:00:00: the old date is an hour longer.
     ("Asia/Beirut", "2026-10-24T12:00:00Z", "2026-10-23T21:00:00Z", "2026-10-24T22:00:00Z", 25, 60),
+    // The last hour of a day is cut short: from 23:30 to 24:00.
+    ("Asia/Pyongyang", "2018-05-04T12:00:00Z", "2018-05-03T15:30:00Z", "2018-05-04T15:00:00Z", 24, 30),
     // A jump of two hours.
     ("Antarctica/Troll", "2026-03-29T12:00:00Z", "2026-03-29T00:00:00Z", "2026-03-29T22:00:00Z", 22, 60),
 ];
