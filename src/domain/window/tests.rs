@@ -235,7 +235,8 @@ fn assert_tiles(kind: WindowKind, zone: &TimeZone, at: Timestamp, rng: &mut StdR
     }
     let nanosecond = SignedDuration::from_nanos(1);
     let length = end.duration_since(window.start);
-    let somewhere = window.start + SignedDuration::from_millis(rng.random_range(0..length.as_millis() as i64));
+    let somewhere =
+        window.start + SignedDuration::from_millis(rng.random_range(0..i64::try_from(length.as_millis()).unwrap()));
     for inside in [window.start, somewhere, end - nanosecond] {
         assert_eq!(Window::containing(kind, zone, inside), window, "{inside}");
     }
