@@ -61,3 +61,34 @@ impl Cap {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::id::{CampaignId, LeadId};
+    use crate::domain::lead::{FieldValue, Fields};
+
+    /// A buyer's filter takes `Texas` as `TX`; a cap for Texas that did not would let such leads pass uncounted.
+    #[test]
+    fn p1_a_cap_counts_every_spelling_that_a_filter_takes() {
+        let cap = Cap {
+            id: CapId::new("day:state=TX"),
+            window: WindowKind::Day,
+            limit: Limit::Leads(1),
+            publisher: None,
+            conditions: vec![("state".into(), vec!["TX".into()])],
+        };
+        for (state, is_counted) in [("TX", true), (" tx", true), ("Texas", true), ("NY", false), ("", false)] {
+            let lead = Lead {
+                id: LeadId::generate(),
+                publisher: PublisherId::new("acme").unwrap(),
+                campaign: CampaignId::new("solar").unwrap(),
+                received_at: jiff::Timestamp::UNIX_EPOCH,
+                is_test: false,
+                fields: Fields::new(vec![("state".into(), FieldValue::Text(state.into()))]),
+                body: bytes::Bytes::new(),
+            };
+            assert_eq!(cap.counts(&lead), is_counted, "{state:?}");
+        }
+    }
+}
