@@ -276,7 +276,7 @@ fn ten_thousand_buyers_of_whom_ten_match_cost_ten_examinations() {
             1 => (filter.states, filter.countries) = (Some(texts(&["TX"])), Some(texts(&["CA"]))),
             3 => {
                 (filter.states, filter.zips) =
-                    (Some(texts(&["TX"])), Some(vec![ZipPattern::Exact(format!("{index:05}"))]))
+                    (Some(texts(&["TX"])), Some(vec![ZipPattern::Exact(format!("{index:05}"))]));
             }
             4 => (filter.states, filter.publishers_allowed) = (Some(texts(&["TX"])), Some(publishers(&["other"]))),
             _ => {}
