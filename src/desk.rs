@@ -131,7 +131,7 @@ enum Waited {
 #[async_trait]
 impl LeadDesk for Desk {
     fn routing(&self) -> Arc<Routing> {
-        self.gateway.routing().compiled.shared_routing()
+        self.gateway.routing().compiled.routing().clone()
     }
 
     fn keys(&self) -> Arc<KeyIndex> {

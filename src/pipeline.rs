@@ -16,7 +16,7 @@ use crate::domain::id::{BuyerId, LeadId};
 use crate::domain::lead::Lead;
 use crate::domain::outcome::{AttemptOutcome, Sold, Verdict};
 use crate::domain::routing::Publisher;
-use crate::filter::{Candidates, CompiledCampaign};
+use crate::filter::CompiledCampaign;
 use crate::app::{Gateway, RoutingInForce};
 use crate::intake::reply;
 use crate::lease::{self, Held};
@@ -30,7 +30,7 @@ mod story;
 use attempt::After;
 use late::LateBoard;
 pub use rehearsal::rehearse;
-use story::Story;
+use story::{Filtered, Story};
 pub use story::told_by_attempts;
 
 /// Most candidates in one take: bounds the script's work and the size of its call.
@@ -137,7 +137,7 @@ pub struct Walk<'a> {
     pub(crate) gateway: &'a Arc<Gateway>,
     pub(crate) order: &'a WalkOrder,
     pub(crate) campaign: &'a CompiledCampaign,
-    candidates: Candidates,
+    filtered: Filtered,
     progress: watch::Sender<Progress>,
     /// Offers not tried yet, in the order they are to be tried.
     remaining: VecDeque<usize>,
@@ -160,14 +160,13 @@ impl<'a> Walk<'a> {
         progress: watch::Sender<Progress>,
     ) -> Self {
         let started = std::time::Instant::now();
-        let now = gateway.store.now();
-        let paused = gateway.paused.load();
-        let candidates = campaign.filter(&order.lead, now, &paused);
+        let filtered = Filtered::new(campaign, &order.lead, gateway.store.now(), gateway.paused.load_full());
         gateway.telemetry.filter_duration(started.elapsed());
         let attempted: &[(BuyerId, AttemptOutcome)] = order.resumed.as_ref().map_or(&[], |resumed| &resumed.attempted);
         let offers = &campaign.campaign().offers;
         let tried = |index: usize| attempted.iter().find(|(buyer, _)| *buyer == offers[index].buyer.id);
-        let remaining = candidates.ranked.iter().copied().filter(|&index| tried(index).is_none()).collect();
+        let ranked = filtered.candidates.ranked.iter();
+        let remaining = ranked.copied().filter(|&index| tried(index).is_none()).collect();
         let mut story = Story::default();
         for index in 0..offers.len() {
             if let Some((_, outcome)) = tried(index) {
@@ -179,7 +178,7 @@ impl<'a> Walk<'a> {
             gateway,
             order,
             campaign,
-            candidates,
+            filtered,
             progress,
             remaining,
             story,
@@ -262,7 +261,7 @@ impl<'a> Walk<'a> {
                 story.skipped(index, Check::Breaker, [("rest_s", rest.as_secs().to_string())]);
                 return false;
             }
-            if !self.gateway.forwarder.has_room(&offer.buyer) {
+            if self.gateway.forwarder.in_flight(&offer.buyer.id) >= offer.buyer.in_flight_max {
                 story.skipped(index, Check::InFlight, [("limit", offer.buyer.in_flight_max.to_string())]);
                 return false;
             }
@@ -427,7 +426,7 @@ impl<'a> Walk<'a> {
     /// The close that goes with a verdict.
     pub(crate) fn close_record(&mut self, verdict: &Verdict) -> Close {
         let lead = &self.order.lead;
-        let explanation = self.story.explain(self.campaign, lead, &self.order.routing, &self.candidates);
+        let explanation = self.story.explain(self.campaign, lead, &self.order.routing, &self.filtered);
         self.gateway.telemetry.filter_skipped(&explanation);
         let (reason, buyer, sale) = match verdict {
             Verdict::Sold(sold) => (None, Some(sold.buyer.clone()), Some(sale_money(sold))),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::id::{CapId, PublisherId};
 use super::lead::Fields;
+use super::matching::is_value;
 use super::money::Micros;
 use super::window::WindowKind;
 
@@ -27,7 +28,7 @@ pub struct Cap {
     pub limit: Limit,
     /// Counts only this publisher's leads.
     pub publisher: Option<PublisherId>,
-    /// Counts only leads whose field has one of the values (compared without case); all conditions must hold.
+    /// Counts only leads whose field has one of the values (compared as by [`is_value`]); all conditions must hold.
     pub conditions: Vec<(Arc<str>, Vec<String>)>,
 }
 
@@ -37,7 +38,7 @@ impl Cap {
     pub fn counts(&self, publisher: &PublisherId, fields: &Fields) -> bool {
         self.publisher.as_ref().is_none_or(|only| only == publisher)
             && self.conditions.iter().all(|(field, values)| {
-                fields.text(field).is_some_and(|value| values.iter().any(|v| v.eq_ignore_ascii_case(value.trim())))
+                fields.text(field).is_some_and(|given| values.iter().any(|wanted| is_value(field, wanted, given)))
             })
     }
 
@@ -57,6 +58,29 @@ impl Cap {
         match self.limit {
             Limit::Leads(leads) => leads,
             Limit::Spend(micros) => u64::try_from(micros.0).unwrap_or(0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::lead::FieldValue;
+
+    /// A buyer's filter takes `Texas` as `TX`; a cap for Texas that did not would let such leads pass uncounted.
+    #[test]
+    fn p1_a_cap_counts_every_spelling_that_a_filter_takes() {
+        let cap = Cap {
+            id: CapId::new("day:state=TX"),
+            window: WindowKind::Day,
+            limit: Limit::Leads(1),
+            publisher: None,
+            conditions: vec![("state".into(), vec!["TX".into()])],
+        };
+        let publisher = PublisherId::new("acme").unwrap();
+        for (state, is_counted) in [("TX", true), (" tx", true), ("Texas", true), ("NY", false), ("", false)] {
+            let fields = Fields::new(vec![("state".into(), FieldValue::Text(state.into()))]);
+            assert_eq!(cap.counts(&publisher, &fields), is_counted, "{state:?}");
         }
     }
 }

@@ -46,10 +46,7 @@ impl Walk<'_> {
         metrics.forwarded(forwarded.outcome.word(), forwarded.duration);
         match &forwarded.outcome {
             Outcome::Accepted(acceptance) => self.after_yes(offer, &held, acceptance, &known).await,
-            Outcome::Declined { reason, is_duplicate, rest_s, .. } => {
-                if let Some(rest_s) = rest_s {
-                    self.gateway.forwarder.rest(&buyer.id, Duration::from_secs(u64::from(*rest_s)));
-                }
+            Outcome::Declined { reason, is_duplicate, .. } => {
                 let outcome = if *is_duplicate { AttemptOutcome::Duplicate } else { AttemptOutcome::Declined };
                 let reason = reason.clone();
                 self.after_no(offer, &held, outcome, &reason, &known).await

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::story::Story;
+use super::story::{Filtered, Story};
 use super::{Progress, WalkOrder};
 use crate::app::Gateway;
 use crate::domain::event::{Closed, Received, SaleMoney};
@@ -22,10 +22,10 @@ pub async fn rehearse(gateway: &Arc<Gateway>, order: &WalkOrder) -> Progress {
     };
     let campaign = compiled.campaign();
     let now = gateway.store.now();
-    let candidates = compiled.filter(lead, now, &gateway.paused.load());
+    let filtered = Filtered::new(compiled, lead, now, gateway.paused.load_full());
     let mut story = Story::default();
     let mut verdict = None;
-    for &index in &candidates.ranked {
+    for &index in &filtered.candidates.ranked {
         let offer = &campaign.offers[index];
         if let Some(rest) = gateway.forwarder.resting(&offer.buyer.id) {
             story.skipped(index, Check::Breaker, [("rest_s", rest.as_secs().to_string())]);
@@ -65,7 +65,7 @@ pub async fn rehearse(gateway: &Arc<Gateway>, order: &WalkOrder) -> Progress {
         break;
     }
     let verdict = verdict.unwrap_or_else(|| Verdict::Unsold(story.reason()));
-    let explanation = story.explain(compiled, lead, &order.routing, &candidates);
+    let explanation = story.explain(compiled, lead, &order.routing, &filtered);
     let explanation = serde_json::to_string(&explanation).unwrap_or_default();
     let body = reply::test_answer_body(lead.id, &verdict, &explanation);
     match record(gateway, order, &verdict, &body, explanation).await {

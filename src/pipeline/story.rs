@@ -1,19 +1,36 @@
 //! What happened to each candidate on the walk: the source of the explanation (P10) and of the reason of an unsold lead.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
+use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use serde_json::{Map, Value};
 
 use crate::app::RoutingInForce;
 use crate::domain::explanation::{CandidateNote, Check, Explanation};
-use crate::domain::id::CapId;
+use crate::domain::id::{BuyerId, CapId};
 use crate::domain::lead::Lead;
 use crate::domain::outcome::{AttemptOutcome, UnsoldReason};
 use crate::domain::routing::Offer;
 use crate::filter::{Candidates, CompiledCampaign};
 use crate::ledger::AttemptRow;
 use crate::store::TakeCandidate;
+
+/// What the static rules said, and what they were asked with: the explanation asks them again (F35: at the same instant).
+#[derive(Debug)]
+pub(super) struct Filtered {
+    pub candidates: Candidates,
+    pub at: Timestamp,
+    pub paused: Arc<HashSet<BuyerId>>,
+}
+
+impl Filtered {
+    /// Filters the campaign's offers at the store's time.
+    pub fn new(campaign: &CompiledCampaign, lead: &Lead, at: Timestamp, paused: Arc<HashSet<BuyerId>>) -> Self {
+        Self { candidates: campaign.filter(lead, at, &paused), at, paused }
+    }
+}
 
 /// Notes by index of the campaign's offers. Static rules are not noted here: the filter can tell them again.
 #[derive(Debug, Default)]
@@ -90,10 +107,10 @@ impl Story {
         campaign: &CompiledCampaign,
         lead: &Lead,
         routing: &RoutingInForce,
-        candidates: &Candidates,
+        filtered: &Filtered,
     ) -> Explanation {
         let mut skipped: HashMap<usize, (Check, Map<String, Value>)> = campaign
-            .explain(lead, candidates)
+            .explain(lead, filtered.at, &filtered.paused, &filtered.candidates)
             .into_iter()
             .map(|skipped| (skipped.offer, (skipped.check, skipped.values)))
             .collect();
