@@ -1,0 +1,140 @@
+//! What a buyer's complete answer means. Pure: the same answer always means the same.
+
+use std::borrow::Cow;
+
+use http::HeaderMap;
+use http::header::{CONTENT_ENCODING, RETRY_AFTER};
+use jiff::Timestamp;
+
+use super::pointer::Document;
+use super::rest::REST_MAX_S;
+use crate::domain::money::Micros;
+use crate::domain::outcome::{Acceptance, Outcome};
+use crate::domain::routing::{AnswerRule, AnswerRules, On5xx};
+
+/// Longest part of a buyer's own words that is kept, in characters.
+pub const REASON_CHARS_MAX: usize = 200;
+/// Longest redirect URL that is passed on, in bytes.
+pub const REDIRECT_URL_BYTES_MAX: usize = 2048;
+
+/// An answer that was read to its last byte.
+#[derive(Debug, Clone, Copy)]
+pub struct Answer<'a> {
+    /// HTTP status.
+    pub status: u16,
+    /// Its headers.
+    pub headers: &'a HeaderMap,
+    /// Its body, as it came over the wire.
+    pub body: &'a [u8],
+}
+
+/// The body, as far as rules can look into it.
+struct Readable<'a> {
+    text: Option<Cow<'a, str>>,
+    json: Option<Document<'a>>,
+}
+
+impl<'a> Readable<'a> {
+    fn new(answer: &Answer<'a>) -> Self {
+        // Compression was not asked for; what came all the same is not unpacked, since a few bytes may hide gigabytes (F49).
+        let is_encoded =
+            answer.headers.get_all(CONTENT_ENCODING).iter().any(|v| !v.as_bytes().eq_ignore_ascii_case(b"identity"));
+        if is_encoded {
+            return Self { text: None, json: None };
+        }
+        Self { text: Some(String::from_utf8_lossy(answer.body)), json: Document::read(answer.body) }
+    }
+
+    fn at(&self, pointer: Option<&String>) -> Option<Cow<'a, str>> {
+        self.json?.text(pointer?)
+    }
+
+    fn matches(&self, rule: &AnswerRule, status: u16) -> bool {
+        match rule {
+            AnswerRule::Status(statuses) => statuses.contains(&status),
+            AnswerRule::BodyMatches(regex) => self.text.as_ref().is_some_and(|text| regex.is_match(text)),
+            AnswerRule::Path { pointer, values } => self.at(Some(pointer)).is_some_and(|text| {
+                let text = text.to_lowercase();
+                values.iter().any(|value| value.to_lowercase() == text)
+            }),
+        }
+    }
+
+    /// Did the body hold what the rule looks at, whatever it said?
+    fn answers(&self, rule: &AnswerRule) -> bool {
+        match rule {
+            AnswerRule::Status(_) => true,
+            AnswerRule::BodyMatches(_) => self.text.is_some(),
+            AnswerRule::Path { pointer, .. } => self.at(Some(pointer)).is_some(),
+        }
+    }
+}
+
+/// Reads an answer: only what `accepted` matches is a sale, everything else is a "no" with a reason, and a 5xx is in doubt
+/// where the buyer is set so. Where `accepted` names nothing but statuses and `duplicate` matches too, the duplicate counts:
+/// it was the more exact word. `now` is for a `Retry-After` that is a date.
+#[must_use]
+pub fn classify(answer: &Answer<'_>, rules: &AnswerRules, now: Timestamp) -> Outcome {
+    let status = answer.status;
+    let body = Readable::new(answer);
+    let is_success = (200..300).contains(&status);
+    let accepts_by_status = matches!(rules.accepted, AnswerRule::Status(_));
+    let is_accepted = (is_success || accepts_by_status) && body.matches(&rules.accepted, status);
+    let is_duplicate = rules.duplicate.as_ref().is_some_and(|rule| body.matches(rule, status));
+
+    if is_accepted && !(accepts_by_status && is_duplicate) {
+        return Outcome::Accepted(Acceptance {
+            http_status: status,
+            price: body.at(rules.price.as_ref()).and_then(|text| Micros::parse(text.trim()).ok()),
+            redirect_url: body.at(rules.redirect_url.as_ref()).and_then(|text| web_address(&text)),
+        });
+    }
+    let is_failure = (500..600).contains(&status);
+    if is_failure && !is_duplicate && rules.on_5xx == On5xx::InDoubt {
+        return Outcome::InDoubt { reason: "http_5xx", http_status: Some(status) };
+    }
+    let words = body.at(rules.reason.as_ref()).and_then(|text| own_words(&text));
+    let reason = if is_duplicate {
+        words.unwrap_or_else(|| "duplicate".to_owned())
+    } else if is_success {
+        let ours = if body.answers(&rules.accepted) { "declined" } else { "unreadable_answer" };
+        words.unwrap_or_else(|| ours.to_owned())
+    } else if (400..500).contains(&status) {
+        words.unwrap_or_else(|| format!("http_{status}"))
+    } else {
+        format!("http_{status}")
+    };
+    Outcome::Declined { http_status: status, reason, is_duplicate, rest_s: rest_s(status, answer.headers, now) }
+}
+
+/// How long a 429 or 503 asks for a rest, at most [`REST_MAX_S`] seconds; seconds or a date.
+#[must_use]
+pub fn rest_s(status: u16, headers: &HeaderMap, now: Timestamp) -> Option<u32> {
+    if !matches!(status, 429 | 503) {
+        return None;
+    }
+    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) {
+        // Only too many digits can fail here.
+        return Some(text.parse().map_or(REST_MAX_S, |seconds: u32| seconds.min(REST_MAX_S)));
+    }
+    let at = jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(text).ok()?;
+    let seconds = at.duration_since(now).as_secs().clamp(0, i64::from(REST_MAX_S));
+    u32::try_from(seconds).ok()
+}
+
+/// A buyer's words without control characters, cut; `None` when nothing is left.
+fn own_words(text: &str) -> Option<String> {
+    let kept: String = text.chars().filter(|c| !c.is_control()).take(REASON_CHARS_MAX).collect();
+    let trimmed = kept.trim();
+    (!trimmed.is_empty()).then(|| trimmed.to_owned())
+}
+
+/// Only a whole http or https URL is passed on: the publisher's page will follow it.
+fn web_address(text: &str) -> Option<String> {
+    if text.len() > REDIRECT_URL_BYTES_MAX {
+        return None;
+    }
+    let url = reqwest::Url::parse(text.trim()).ok()?;
+    matches!(url.scheme(), "http" | "https").then(|| url.to_string())
+}
