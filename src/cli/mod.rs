@@ -1,5 +1,4 @@
 //! cli
 
 pub mod stress;
-mod stub_behaviour;
 pub mod stub_buyer;

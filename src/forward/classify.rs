@@ -243,12 +243,8 @@ mod tests {
             (200, r#"{"status":"duplicate"}"#, "duplicate"),
             (409, r#"{"status":"Duplicate","reason":"seen in May"}"#, "seen in May"),
         ] {
-            let expected = Outcome::Declined {
-                http_status: status,
-                reason: reason.into(),
-                is_duplicate: true,
-                rest_s: None,
-            };
+            let expected =
+                Outcome::Declined { http_status: status, reason: reason.into(), is_duplicate: true, rest_s: None };
             assert_eq!(read(status, body), expected);
         }
     }
@@ -300,7 +296,8 @@ mod tests {
             let Outcome::Accepted(terms) = outcome else { panic!("{outcome:?}") };
             assert_eq!(terms.redirect_url.as_deref(), kept, "{url}");
         }
-        let long = format!(r#"{{"status":"ok","redirect":"https://b.example/{}"}}"#, "x".repeat(REDIRECT_URL_BYTES_MAX));
+        let long =
+            format!(r#"{{"status":"ok","redirect":"https://b.example/{}"}}"#, "x".repeat(REDIRECT_URL_BYTES_MAX));
         assert_eq!(read(200, &long), accepted(200));
     }
 

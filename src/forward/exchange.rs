@@ -77,9 +77,8 @@ async fn read_body(mut response: Response, bytes_max: usize) -> Result<BytesMut,
 
 fn without_answer(error: &reqwest::Error, progress: &Progress, is_https: bool) -> Outcome {
     if progress.is_started() && !error.is_connect() {
-        let is_too_large = chain(error)
-            .filter_map(|cause| cause.downcast_ref::<hyper::Error>())
-            .any(hyper::Error::is_parse_too_large);
+        let is_too_large =
+            chain(error).filter_map(|cause| cause.downcast_ref::<hyper::Error>()).any(hyper::Error::is_parse_too_large);
         return Outcome::InDoubt { reason: if is_too_large { "too_large" } else { "broken" }, http_status: None };
     }
     let refused = chain(error).find_map(|cause| cause.downcast_ref::<ResolveError>());

@@ -177,7 +177,8 @@ impl Shared {
 
     fn request(&self, buyer: &Buyer, lead: &Lead, progress: &Arc<Progress>) -> Result<Request, &'static str> {
         // A host that is an address never meets the resolver and its guard (F51).
-        if !self.allow_private_addresses && guard::literal(&buyer.url).is_some_and(|address| !guard::is_public(address)) {
+        if !self.allow_private_addresses && guard::literal(&buyer.url).is_some_and(|address| !guard::is_public(address))
+        {
             return Err("address_refused");
         }
         let headers = request::headers(&buyer.request, lead).map_err(|error| {

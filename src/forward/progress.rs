@@ -64,7 +64,6 @@ pub struct WatchedBody {
 #[error("cut before the first byte")]
 pub struct CutBeforeFirstByte;
 
-
 impl WatchedBody {
     /// A body of exactly these bytes.
     #[must_use]

@@ -66,10 +66,7 @@ impl GuardedResolver {
     }
 
     /// Asks `lookup`.
-    pub fn new(
-        allow_private_addresses: bool,
-        lookup: impl Fn(String) -> LookingUp + Send + Sync + 'static,
-    ) -> Self {
+    pub fn new(allow_private_addresses: bool, lookup: impl Fn(String) -> LookingUp + Send + Sync + 'static) -> Self {
         Self(Arc::new(Shared {
             lookup: Box::new(lookup),
             allow_private_addresses,

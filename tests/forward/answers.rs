@@ -38,7 +38,9 @@ async fn f48_a_truncated_answer_is_in_doubt_whatever_it_began_with() {
 #[tokio::test]
 async fn f49_an_endless_answer_is_left_after_its_limit() {
     let forwarder = forwarder_with(|config| config.answer_bytes_max = 10_000);
-    for head in ["transfer-encoding: chunked\r\n\r\n", "content-length: 100000000000\r\n\r\n", "connection: close\r\n\r\n"] {
+    for head in
+        ["transfer-encoding: chunked\r\n\r\n", "content-length: 100000000000\r\n\r\n", "connection: close\r\n\r\n"]
+    {
         let server = RawBuyer::start(move |mut connection| async move {
             connection.read_request().await;
             connection.write(format!("HTTP/1.1 200 OK\r\n{head}").as_bytes()).await;
@@ -125,12 +127,8 @@ async fn retry_after_rests_the_buyer() {
     let buyer = patient(&server.url());
     assert_eq!(forwarder.resting(&buyer.id), None);
     let refused = outcome(&forwarder, &buyer).await;
-    let expected = Outcome::Declined {
-        http_status: 429,
-        reason: "http_429".into(),
-        is_duplicate: false,
-        rest_s: Some(20),
-    };
+    let expected =
+        Outcome::Declined { http_status: 429, reason: "http_429".into(), is_duplicate: false, rest_s: Some(20) };
     assert_eq!(refused, expected);
     let rest = forwarder.resting(&buyer.id).expect("a rest");
     assert!(rest > Duration::from_secs(10) && rest <= Duration::from_secs(20), "{rest:?}");

@@ -20,9 +20,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
 
 /// The buyers' time-out in these tests.
-pub const TIMEOUT: Duration = Duration::from_millis(300);
+pub const TIMEOUT: Duration = Duration::from_millis(500);
 /// How long a late answer is awaited.
-pub const LATE: Duration = Duration::from_millis(900);
+pub const LATE: Duration = Duration::from_millis(1000);
 /// A full yes.
 pub const YES: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 21\r\n\r\n{\"status\":\"accepted\"}";
 
@@ -215,6 +215,11 @@ impl Connection {
         }
         self.requests.lock().push(head + std::str::from_utf8(&body).unwrap());
         true
+    }
+
+    /// The request read last on any connection.
+    pub fn last_request(&self) -> String {
+        self.requests.lock().last().cloned().unwrap_or_default()
     }
 
     /// Writes; false when the other side is gone.

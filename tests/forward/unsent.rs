@@ -91,7 +91,11 @@ async fn f47_p4_a_buyer_that_closes_idle_connections_never_sees_a_lead_twice() {
     assert!(posts.values().all(|posts| *posts == 1), "a lead was posted twice");
     assert_eq!(accepted + doubted, 300);
     assert_eq!(posts.len(), accepted, "a lead that the buyer read has an answer");
-    assert!(server.connections() >= 150 && server.connections() < 300, "connections are reused: {}", server.connections());
+    assert!(
+        server.connections() >= 150 && server.connections() < 300,
+        "connections are reused: {}",
+        server.connections()
+    );
 }
 
 #[tokio::test]

@@ -25,7 +25,9 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-pub use super::stub_behaviour::{Behaviour, PathBehaviour, UnknownBehaviour};
+mod behaviour;
+
+pub use self::behaviour::{Behaviour, PathBehaviour, UnknownBehaviour};
 
 /// Where the counts are read.
 pub const STATS_PATH: &str = "/_stats";

@@ -146,7 +146,7 @@ impl FromStr for PathBehaviour {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (path, behaviour) = text.split_once('=').ok_or("use PATH=BEHAVIOUR, such as /a=accept")?;
-        if !path.starts_with('/') || path == super::stub_buyer::STATS_PATH {
+        if !path.starts_with('/') || path == super::STATS_PATH {
             return Err(format!("{path:?} is not a path for leads: it starts with / and is not /_stats"));
         }
         let behaviour = behaviour.parse().map_err(|error: UnknownBehaviour| error.to_string())?;
