@@ -25,12 +25,12 @@ pub enum Outcome {
     },
     /// Certainly never reached the buyer: refused, TLS or DNS failed, or no connection in time.
     Unsent {
-        /// A fixed word: `connect`, `dns`, `tls`, `connect_timeout`, `address_refused`.
+        /// A fixed word: `connect`, `dns`, `tls`, `connect_timeout`, `address_refused`, `illegal_header`.
         reason: &'static str,
     },
     /// May have reached the buyer; its answer is unknown.
     InDoubt {
-        /// A fixed word: `timeout`, `broken`, `truncated`, `too_large`.
+        /// A fixed word: `timeout`, `broken`, `truncated`, `too_large`, `http_5xx`.
         reason: &'static str,
         /// HTTP status, if one came.
         http_status: Option<u16>,

@@ -1,22 +1,51 @@
 //! The seam to the buyers: one HTTP call, classified into an [`Outcome`].
+//!
+//! A forward runs in a task of its own. Whoever waits for it may leave at any time; the call goes on, its answer is read,
+//! and nothing is posted twice (P4).
+
+pub mod bulkhead;
+pub mod classify;
+mod client;
+mod exchange;
+pub mod guard;
+mod pointer;
+mod progress;
+pub mod request;
+mod resolve;
+mod rest;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use reqwest::{Client, Method, Request};
 use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout_at};
 
+pub use self::bulkhead::InFlight;
+pub use self::client::ForwardSetupError;
+
+use self::bulkhead::Bulkhead;
+use self::exchange::{Exchanged, exchange};
+use self::progress::{Progress, WatchedBody};
+use self::resolve::GuardedResolver;
+use self::rest::Rests;
+use crate::clock::SharedClock;
+use crate::config::ForwardConfig;
+use crate::domain::id::BuyerId;
 use crate::domain::lead::Lead;
 use crate::domain::outcome::Outcome;
 use crate::domain::routing::Buyer;
 
 /// One lead for one buyer.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct ForwardOrder {
     /// Who gets it.
     pub buyer: Arc<Buyer>,
     /// What.
     pub lead: Arc<Lead>,
+    /// The forward's place among those of the buyer, from [`Forwarder::enter`]; kept until the last byte is read.
+    pub permit: InFlight,
 }
 
 /// What one forward taught us within the buyer's time-out.
@@ -32,3 +61,159 @@ pub struct Forwarded {
     /// arrives here; `Outcome::InDoubt` when none came.
     pub late: Option<oneshot::Receiver<Outcome>>,
 }
+
+/// Calls buyers. Cheap to clone; all clones share connections, places and rests.
+#[derive(Clone)]
+pub struct Forwarder(Arc<Shared>);
+
+struct Shared {
+    client: Client,
+    clock: SharedClock,
+    late_answer: Duration,
+    answer_bytes_max: usize,
+    allow_private_addresses: bool,
+    bulkhead: Bulkhead,
+    rests: Rests,
+}
+
+/// What the waiting caller is told at the verdict or at the deadline, whichever comes first.
+type Told = (Outcome, Option<oneshot::Receiver<Outcome>>);
+
+impl Forwarder {
+    /// Sets up the client.
+    ///
+    /// # Errors
+    /// [`ForwardSetupError`]; nothing was sent.
+    pub fn new(config: &ForwardConfig, clock: SharedClock) -> Result<Self, ForwardSetupError> {
+        Self::with_resolver(config, clock, GuardedResolver::system(config.allow_private_addresses))
+    }
+
+    fn with_resolver(
+        config: &ForwardConfig,
+        clock: SharedClock,
+        resolver: GuardedResolver,
+    ) -> Result<Self, ForwardSetupError> {
+        Ok(Self(Arc::new(Shared {
+            client: client::build(resolver)?,
+            rests: Rests::new(Arc::clone(&clock)),
+            clock,
+            late_answer: config.late_answer,
+            answer_bytes_max: config.answer_bytes_max,
+            allow_private_addresses: config.allow_private_addresses,
+            bulkhead: Bulkhead::default(),
+        })))
+    }
+
+    /// A place among the buyer's forwards; `None` when `in_flight_max` are under way. Asked for before any cap is touched.
+    #[must_use]
+    pub fn enter(&self, buyer: &Buyer) -> Option<InFlight> {
+        self.0.bulkhead.enter(buyer)
+    }
+
+    /// Forwards of a buyer that are under way, late readers included.
+    #[must_use]
+    pub fn in_flight(&self, buyer: &BuyerId) -> usize {
+        self.0.bulkhead.under_way(buyer)
+    }
+
+    /// How long the buyer still rests after a `Retry-After`; `None` when it may be called.
+    #[must_use]
+    pub fn resting(&self, buyer: &BuyerId) -> Option<Duration> {
+        self.0.rests.resting(buyer)
+    }
+
+    /// Posts the lead to the buyer, once, and reads the answer until the buyer's time-out. After it the answer is read on in
+    /// the background and arrives in [`Forwarded::late`] (F46). Dropping this future stops nothing.
+    pub async fn forward(&self, order: ForwardOrder) -> Forwarded {
+        let sent_at = self.0.clock.now();
+        let began = Instant::now();
+        let progress = Arc::new(Progress::default());
+        let (tell, told) = oneshot::channel();
+        tokio::spawn(Arc::clone(&self.0).run(order, Arc::clone(&progress), began, tell));
+        // The task ends without a word only when the runtime goes down.
+        let (outcome, late) = told.await.unwrap_or_else(|_| (ended_early(&progress), None));
+        Forwarded { outcome, sent_at, duration: began.elapsed(), late }
+    }
+}
+
+impl Shared {
+    async fn run(
+        self: Arc<Self>,
+        order: ForwardOrder,
+        progress: Arc<Progress>,
+        began: Instant,
+        tell: oneshot::Sender<Told>,
+    ) {
+        let ForwardOrder { buyer, lead, permit: _held_to_the_end } = order;
+        let request = match self.request(&buyer, &lead, &progress) {
+            Ok(request) => request,
+            Err(reason) => {
+                let _ = tell.send((Outcome::Unsent { reason }, None));
+                return;
+            }
+        };
+        let bytes_max = self.answer_bytes_max;
+        let call = exchange(&self.client, request, &progress, &buyer.answer, bytes_max, &*self.clock);
+        let mut call = std::pin::pin!(call);
+
+        // A caller that left has no use for the word; sending to it fails, and nothing is lost by that.
+        if let Ok(done) = timeout_at(began + buyer.timeout, call.as_mut()).await {
+            let _ = tell.send((self.finish(&buyer, &lead, done), None));
+            return;
+        }
+        if progress.cut() {
+            // No connection in time, and none can come any more.
+            let _ = tell.send((Outcome::Unsent { reason: "connect_timeout" }, None));
+            return;
+        }
+        let (tell_late, late) = oneshot::channel();
+        let _ = tell.send((timed_out(&progress), Some(late)));
+        let outcome = match timeout_at(began + buyer.timeout + self.late_answer, call).await {
+            Ok(done) => self.finish(&buyer, &lead, done),
+            Err(_) => timed_out(&progress),
+        };
+        let _ = tell_late.send(outcome);
+    }
+
+    fn request(&self, buyer: &Buyer, lead: &Lead, progress: &Arc<Progress>) -> Result<Request, &'static str> {
+        // A host that is an address never meets the resolver and its guard (F51).
+        if !self.allow_private_addresses && guard::literal(&buyer.url).is_some_and(|address| !guard::is_public(address))
+        {
+            return Err("address_refused");
+        }
+        let headers = request::headers(&buyer.request, lead).map_err(|error| {
+            tracing::error!(buyer = %buyer.id, header = %error.0, "a configured header cannot be sent");
+            "illegal_header"
+        })?;
+        let body = request::body(&buyer.request, lead);
+        let mut request = Request::new(Method::POST, buyer.url.clone());
+        *request.headers_mut() = headers;
+        *request.body_mut() = Some(reqwest::Body::wrap(WatchedBody::new(body, Arc::clone(progress))));
+        Ok(request)
+    }
+
+    fn finish(&self, buyer: &Buyer, lead: &Lead, done: Exchanged) -> Outcome {
+        if let Some(seconds) = done.rest_s {
+            self.rests.rest(&buyer.id, seconds);
+        }
+        if let Outcome::Unsent { reason } | Outcome::InDoubt { reason, .. } = &done.outcome {
+            tracing::debug!(buyer = %buyer.id, lead = %lead.id, reason, "no answer");
+        }
+        done.outcome
+    }
+}
+
+fn timed_out(progress: &Progress) -> Outcome {
+    Outcome::InDoubt { reason: "timeout", http_status: progress.http_status() }
+}
+
+fn ended_early(progress: &Progress) -> Outcome {
+    if progress.cut() {
+        Outcome::Unsent { reason: "connect" }
+    } else {
+        Outcome::InDoubt { reason: "broken", http_status: progress.http_status() }
+    }
+}
+
+#[cfg(test)]
+mod tests;

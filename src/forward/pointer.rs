@@ -1,0 +1,89 @@
+//! RFC 6901 pointers into JSON text that is left as it was written, so that `12.50` stays `12.50` (P6).
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use serde_json::value::RawValue;
+
+/// A JSON document that was read to its end once, without recursion into it: depth costs nothing (F59).
+#[derive(Debug, Clone, Copy)]
+pub struct Document<'a>(&'a RawValue);
+
+impl<'a> Document<'a> {
+    /// `None` when the bytes are not one JSON value in UTF-8, with or without a byte order mark.
+    #[must_use]
+    pub fn read(bytes: &'a [u8]) -> Option<Self> {
+        let text = std::str::from_utf8(bytes).ok()?;
+        serde_json::from_str(text.strip_prefix('\u{feff}').unwrap_or(text)).ok().map(Self)
+    }
+
+    /// The text of the scalar behind a pointer: a string unescaped, a number digit for digit, `true` or `false`. `None`
+    /// for what is not there, null, objects and lists.
+    #[must_use]
+    pub fn text(self, pointer: &str) -> Option<Cow<'a, str>> {
+        let raw = self.find(pointer)?.get();
+        match raw.as_bytes().first()? {
+            b'"' => serde_json::from_str::<String>(raw).ok().map(Cow::Owned),
+            b'{' | b'[' | b'n' => None,
+            _ => Some(Cow::Borrowed(raw)),
+        }
+    }
+
+    fn find(self, pointer: &str) -> Option<&'a RawValue> {
+        if pointer.is_empty() {
+            return Some(self.0);
+        }
+        pointer.strip_prefix('/')?.split('/').try_fold(self.0, |value, token| {
+            let token = token.replace("~1", "/").replace("~0", "~");
+            match value.get().as_bytes().first()? {
+                b'{' => serde_json::from_str::<HashMap<String, &RawValue>>(value.get()).ok()?.remove(&token),
+                b'[' => {
+                    let is_index = token == "0" || !token.starts_with('0') && token.bytes().all(|b| b.is_ascii_digit());
+                    let index: usize = is_index.then(|| token.parse().ok())??;
+                    serde_json::from_str::<Vec<&RawValue>>(value.get()).ok()?.get(index).copied()
+                }
+                _ => None,
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pointers_find_scalars_as_they_were_written() {
+        let json = br#"{"a":{"b":[1,{"c":12.50}]},"x/y":"s\u0061","~":true,"n":null,"":7,"big":18446744073709551616}"#;
+        let document = Document::read(json).unwrap();
+        for (pointer, expected) in [
+            ("/a/b/1/c", Some("12.50")),
+            ("/a/b/0", Some("1")),
+            ("/a/b/00", None),
+            ("/a/b/+1", None),
+            ("/a/b/9", None),
+            ("/a/b/", None),
+            ("/a", None),
+            ("/a/b", None),
+            ("/x~1y", Some("sa")),
+            ("/~0", Some("true")),
+            ("/n", None),
+            ("/", Some("7")),
+            ("/big", Some("18446744073709551616")),
+            ("/nowhere/else", None),
+            ("no-slash", None),
+        ] {
+            assert_eq!(document.text(pointer).as_deref(), expected, "{pointer}");
+        }
+        assert_eq!(Document::read(b"\xef\xbb\xbf \"accepted\" ").unwrap().text("").as_deref(), Some("accepted"));
+    }
+
+    #[test]
+    fn f59_what_is_not_one_json_value_is_not_read() {
+        for bad in [&b""[..], b"OK", b"{", b"{}{}", b"{\"a\":1,}", b"\"\xff\"", b"{'a':1}", b"<html>"] {
+            assert!(Document::read(bad).is_none(), "{bad:?}");
+        }
+        let deep = format!("{}{}", "[".repeat(30_000), "]".repeat(30_000));
+        assert_eq!(Document::read(deep.as_bytes()).unwrap().text("/0/0/0"), None);
+    }
+}
