@@ -90,10 +90,33 @@ pub fn run() -> ExitCode {
         Command::Migrate { config } => migrate::run(config.config.as_deref()),
         Command::Caps(args) => caps::run(&args),
         Command::Explain(args) => explain::run(&args),
-        Command::Stress(args) => stress::run_command(args),
+        Command::Stress(args) => run_stress(args),
         Command::Key => key::run(),
-        Command::StubBuyer(args) => stub_buyer::run_command(args),
+        Command::StubBuyer(args) => run_stub_buyer(args),
     }
+}
+
+fn run_stress(args: stress::StressArgs) -> ExitCode {
+    block_on(async {
+        match stress::command(args).await {
+            Ok(report) if report.failed() == 0 => ExitCode::SUCCESS,
+            Ok(report) => fail(&format!("{} leads got no answer", report.failed())),
+            Err(stress::StressError::Plan(error)) => {
+                eprintln!("capgate: {error}");
+                ExitCode::from(BAD_ARGUMENTS)
+            }
+            Err(error @ stress::StressError::Print(_)) => fail(&error.to_string()),
+        }
+    })
+}
+
+fn run_stub_buyer(args: stub_buyer::StubBuyerArgs) -> ExitCode {
+    block_on(async {
+        match stub_buyer::run(args).await {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => fail(&error.to_string()),
+        }
+    })
 }
 
 /// A runtime for one command.
