@@ -46,6 +46,16 @@ pub fn build(resolver: GuardedResolver) -> Result<Client, ForwardSetupError> {
     }
 }
 
+/// A client for our own listeners: commands and tests ask a gateway with it.
+///
+/// # Errors
+/// [`ForwardSetupError`]; nothing was sent.
+pub fn plain(timeout: Duration) -> Result<Client, ForwardSetupError> {
+    // As above: installed already is as good.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    Client::builder().no_proxy().timeout(timeout).build().map_err(ForwardSetupError::Client)
+}
+
 fn without_authorities(resolver: GuardedResolver) -> Result<Client, ForwardSetupError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let tls = rustls::ClientConfig::builder_with_provider(provider)

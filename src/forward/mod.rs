@@ -23,7 +23,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
 pub use self::bulkhead::InFlight;
-pub use self::client::ForwardSetupError;
+pub use self::client::{ForwardSetupError, plain as plain_client};
 
 use self::bulkhead::Bulkhead;
 use self::exchange::{Exchanged, exchange};
