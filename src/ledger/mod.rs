@@ -242,6 +242,9 @@ pub trait Ledger: Send + Sync + std::fmt::Debug {
         end: Option<Timestamp>,
     ) -> Result<Vec<CountedAttempt>, LedgerError>;
 
+    /// Units of these windows that unresolved doubts hold.
+    async fn units_in_doubt(&self, keys: &[CounterKey]) -> Result<Vec<u64>, LedgerError>;
+
     /// A lead's row.
     async fn lead(&self, lead: LeadId) -> Result<Option<LeadRow>, LedgerError>;
 

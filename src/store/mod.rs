@@ -238,6 +238,15 @@ pub struct CounterKey {
     pub window: Window,
 }
 
+/// What is under way, over all partitions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct OpenCounts {
+    /// Leads without an answer.
+    pub leads: u64,
+    /// Leases without an end.
+    pub leases: u64,
+}
+
 /// How the store is, for readiness and metrics.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StoreHealth {
@@ -353,8 +362,8 @@ pub trait Store: Send + Sync + std::fmt::Debug {
         count_max: usize,
     ) -> Result<Vec<OverdueLead>, StoreError>;
 
-    /// How many leads are open in all partitions.
-    async fn open_lead_count(&self) -> Result<u64, StoreError>;
+    /// How many leads and leases are open in all partitions.
+    async fn open_counts(&self) -> Result<OpenCounts, StoreError>;
 
     /// The last entry ever appended to the journal of the partition's present life (`0-0` for none), settled or not.
     async fn journal_tip(&self, partition: Partition) -> Result<EntryId, StoreError>;
