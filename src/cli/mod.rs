@@ -1,1 +1,4 @@
 //! cli
+
+pub mod check;
+pub mod key;

@@ -23,15 +23,18 @@ pub(super) fn read(table: Option<Reader<'_>>) -> Option<AnswerRules> {
             is_explicit: false,
         });
     };
-    let accepted = reader.item("accepted").map(|item| rule(&item));
+    // A rule that is wrong must never fall back to the default one.
+    let accepted = match reader.item("accepted") {
+        Some(item) => rule(&item),
+        None => Some(default_rule()),
+    };
     let duplicate = reader.item("duplicate").map(|item| rule(&item));
     let on_5xx = reader
         .item("on_5xx")
         .and_then(|item| item.choice(&[("declined", On5xx::Declined), ("in_doubt", On5xx::InDoubt)]))
         .unwrap_or(On5xx::Declined);
     let rules = AnswerRules {
-        // A rule that is wrong must never fall back to the default one.
-        accepted: accepted.map_or_else(|| Some(default_rule()), |rule| rule)?,
+        accepted: accepted?,
         duplicate: duplicate.map_or(Some(None), |rule| rule.map(Some))?,
         on_5xx,
         price: reader.item("price").and_then(|item| pointer(&item)),
@@ -45,7 +48,8 @@ pub(super) fn read(table: Option<Reader<'_>>) -> Option<AnswerRules> {
 }
 
 fn rule(item: &Item<'_>) -> Option<AnswerRule> {
-    const RIGHT: &str = "{ path = \"/status\", in = [\"accepted\"] }, { status = [201] } or { body_matches = \"regex\" }";
+    const RIGHT: &str =
+        "{ path = \"/status\", in = [\"accepted\"] }, { status = [201] } or { body_matches = \"regex\" }";
     let reader = item.table()?;
     let path = reader.item("path");
     let values = reader.item("in");

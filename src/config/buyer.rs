@@ -7,6 +7,7 @@ use std::time::Duration;
 use jiff::tz::TimeZone;
 use reqwest::Url;
 
+use super::ForwardConfig;
 use super::answer;
 use super::caps;
 use super::item::{Item, Reader};
@@ -14,7 +15,6 @@ use super::matching;
 use super::process::FORWARD_TIMEOUT_MS_MAX;
 use super::request;
 use super::routing::Known;
-use super::ForwardConfig;
 use crate::domain::id::BuyerId;
 use crate::domain::routing::{Buyer, OnCrash, OnTimeout};
 use crate::domain::window::WindowKind;
@@ -60,8 +60,8 @@ pub(super) fn read(id: &BuyerId, reader: &Reader<'_>, forward: &ForwardConfig, k
         );
     }
     // A minute starts at the same instant everywhere; longer windows and opening hours do not.
-    let has_calendar = !hours.is_empty()
-        || caps.iter().any(|cap| !matches!(cap.window, WindowKind::Minute | WindowKind::Total));
+    let has_calendar =
+        !hours.is_empty() || caps.iter().any(|cap| !matches!(cap.window, WindowKind::Minute | WindowKind::Total));
     if zone_item.is_none() && has_calendar {
         reader.warn("timezone", "is missing, so caps and hours follow UTC", "the buyer's zone, or \"UTC\" spelled out");
     }

@@ -8,7 +8,7 @@ use super::matching;
 use super::routing::{Known, canonical_country, canonical_state};
 use crate::domain::cap::{Cap, Limit};
 use crate::domain::field;
-use crate::domain::id::CapId;
+use crate::domain::id::{CapId, PublisherId};
 use crate::domain::money::Micros;
 use crate::domain::window::WindowKind;
 
@@ -45,34 +45,38 @@ fn read(reader: &Reader<'_>, known: &Known) -> Option<Cap> {
     let words = "minute | hour | day | week | month | total";
     let window = reader.required("window", words).and_then(|item| item.choice(&windows));
     let limit = limit(reader);
-    let publisher =
-        reader.item("publisher").and_then(|item| matching::publisher(item.text()?, &item, known));
-    let conditions = reader.table("where").map(conditions).unwrap_or_default();
-    let chosen = reader.item("id");
-    let chosen = chosen.and_then(|item| Some((item.word()?, item)));
+    let publisher = reader.item("publisher").and_then(|item| matching::publisher(item.text()?, &item, known));
+    let conditions = reader.table("where").map(|table| conditions(&table)).unwrap_or_default();
+    let chosen = reader.item("id").map(|item| item.word());
     let (window, limit) = (window?, limit?);
+    let chosen = chosen.map_or(Some(None), |id| id.map(Some))?;
 
-    let id = match &chosen {
-        Some((id, _)) => (*id).to_owned(),
-        None => {
-            let mut id = window.as_str().to_owned();
-            if matches!(limit, Limit::Spend(_)) {
-                id.push_str(":spend");
-            }
-            if let Some(publisher) = &publisher {
-                id = format!("{id}:publisher={publisher}");
-            }
-            for (field, values) in &conditions {
-                id = format!("{id}:{field}={}", values.join(","));
-            }
-            id
-        }
-    };
+    let id = chosen.map_or_else(|| default_id(window, limit, publisher.as_ref(), &conditions), str::to_owned);
     if id.len() > CAP_ID_BYTES_MAX || id.chars().any(char::is_control) {
         let right = format!("an id of at most {CAP_ID_BYTES_MAX} bytes without control characters");
         reader.fail("id", format!("the id of this cap has {} bytes", id.len()), right);
     }
     Some(Cap { id: CapId::new(&id), window, limit, publisher, conditions })
+}
+
+/// The window, `:spend` for money, then the conditions.
+fn default_id(
+    window: WindowKind,
+    limit: Limit,
+    publisher: Option<&PublisherId>,
+    conditions: &[(Arc<str>, Vec<String>)],
+) -> String {
+    let mut id = window.as_str().to_owned();
+    if matches!(limit, Limit::Spend(_)) {
+        id.push_str(":spend");
+    }
+    if let Some(publisher) = publisher {
+        id = format!("{id}:publisher={publisher}");
+    }
+    for (field, values) in conditions {
+        id = format!("{id}:{field}={}", values.join(","));
+    }
+    id
 }
 
 fn limit(reader: &Reader<'_>) -> Option<Limit> {
@@ -108,7 +112,7 @@ fn leads_limit(item: &Item<'_>) -> Option<Limit> {
 }
 
 /// Sorted, so that the default id, and with it the counter, outlives a change of order in the file.
-fn conditions(reader: Reader<'_>) -> Vec<(Arc<str>, Vec<String>)> {
+fn conditions(reader: &Reader<'_>) -> Vec<(Arc<str>, Vec<String>)> {
     let mut conditions: Vec<(Arc<str>, Vec<String>)> = Vec::new();
     for (name, item) in reader.all() {
         let field = field::canonical(name.trim());

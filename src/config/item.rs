@@ -102,7 +102,12 @@ impl<'a> Reader<'a> {
     }
 
     /// A whole number in a range, or the default.
-    pub(super) fn integer<T: TryFrom<i128> + Into<i128> + Copy>(&self, key: &'static str, range: (T, T), default: T) -> T {
+    pub(super) fn integer<T: TryFrom<i128> + Into<i128> + Copy>(
+        &self,
+        key: &'static str,
+        range: (T, T),
+        default: T,
+    ) -> T {
         self.item(key).and_then(|item| item.integer_in(range)).unwrap_or(default)
     }
 
@@ -159,19 +164,11 @@ impl<'a> Reader<'a> {
                 continue;
             }
             let near = nearest(&entry.key, asked.iter().copied());
-            let right = near.map_or_else(
-                || format!("one of {}", asked.join(", ")),
-                |near| format!("{near:?}, or leave it out"),
-            );
+            let right = near
+                .map_or_else(|| format!("one of {}", asked.join(", ")), |near| format!("{near:?}, or leave it out"));
             // Its value may be a misspelt secret.
             self.item_of(entry).secret().fail("unknown key", right);
         }
-    }
-
-    /// The names that were asked for so far.
-    #[cfg(test)]
-    pub(super) fn asked(&self) -> Vec<&'static str> {
-        self.asked.borrow().clone()
     }
 }
 
@@ -236,7 +233,10 @@ impl<'a> Item<'a> {
         match secret::resolve(text, &self.node.place.source.base, self.desk.env) {
             Ok(secret) => Some(secret),
             Err(wrong) => {
-                self.fail(wrong, "\"env:NAME\" of a set variable, \"file:PATH\" of a readable file, or the secret itself");
+                self.fail(
+                    wrong,
+                    "\"env:NAME\" of a set variable, \"file:PATH\" of a readable file, or the secret itself",
+                );
                 None
             }
         }

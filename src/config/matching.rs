@@ -115,10 +115,14 @@ pub(super) fn filter(reader: Reader<'_>, known: &Known) -> BuyerFilter {
 fn zip(text: &str, item: &Item<'_>) -> Option<ZipPattern> {
     let trimmed = text.trim().to_uppercase();
     let (body, is_prefix) = trimmed.strip_suffix('*').map_or((trimmed.as_str(), false), |body| (body, true));
-    let is_good =
-        !body.is_empty() && body.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, ' ' | '-')) && body.len() <= 16;
+    let is_good = !body.is_empty()
+        && body.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, ' ' | '-'))
+        && body.len() <= 16;
     if !is_good {
-        item.fail("is not a zip", "a whole zip such as \"07030\", or its first characters and a star, such as \"100*\"");
+        item.fail(
+            "is not a zip",
+            "a whole zip such as \"07030\", or its first characters and a star, such as \"100*\"",
+        );
         return None;
     }
     Some(if is_prefix { ZipPattern::Prefix(body.to_owned()) } else { ZipPattern::Exact(body.to_owned()) })
@@ -143,21 +147,22 @@ pub(super) fn publisher(text: &str, item: &Item<'_>, known: &Known) -> Option<Pu
 
 fn rule(reader: Reader<'_>) -> Option<FieldRule> {
     let name = reader.required("field", "the name of a field").and_then(|item| item.word());
-    let min = reader.item("min").and_then(|item| item.number());
-    let max = reader.item("max").and_then(|item| item.number());
-    let one_of = reader.item("in").map(|item| item.values());
-    let is_present = reader.item("present").and_then(|item| item.flag());
+    let (min, max, one_of) = (reader.item("min"), reader.item("max"), reader.item("in"));
+    let asks_value = min.is_some() || max.is_some() || one_of.is_some();
+    let (min, max) = (min.and_then(|item| item.number()), max.and_then(|item| item.number()));
+    let one_of = one_of.map(|item| item.values());
+    let present = reader.item("present");
+    if present.is_none() && !asks_value {
+        reader.fail("", "asks nothing", "at least one of min, max, in, present");
+    }
+    let is_present = present.and_then(|item| item.flag());
     if let (Some(min), Some(max)) = (min, max)
         && min > max
     {
         reader.fail("min", format!("{min} is above max, {max}"), "min at most max");
     }
-    let asks_value = min.is_some() || max.is_some() || one_of.is_some();
     if is_present == Some(false) && asks_value {
         reader.fail("present", "a field that must be absent has no value to compare", "present = false alone");
-    }
-    if is_present.is_none() && !asks_value {
-        reader.fail("", "asks nothing", "at least one of min, max, in, present");
     }
     reader.finish();
     Some(FieldRule { field: field::canonical(name?.trim()), min, max, one_of, is_present })

@@ -32,10 +32,7 @@ const KEYS: &[(&str, &[&str])] = &[
         ],
     ),
     ("admin", &["listen", "token"]),
-    (
-        "store",
-        &["url", "prefix", "partitions", "command_timeout_ms", "journal_entries_max", "idempotency_hours"],
-    ),
+    ("store", &["url", "prefix", "partitions", "command_timeout_ms", "journal_entries_max", "idempotency_hours"]),
     ("ledger", &["url", "connections_max", "batch_rows_max", "batch_delay_ms", "payload_days", "migrate"]),
     (
         "forward",
@@ -91,7 +88,7 @@ pub(super) fn read(path: Option<&Path>, environment: &dyn Environment) -> (Optio
 fn merged(path: Option<&Path>, environment: &dyn Environment) -> Result<Table, Problems> {
     let mut table = tree::parse(DEFAULTS, &Source::named("built-in defaults"))?;
     if let Some(path) = path {
-        let text = tree::read_file(path)?;
+        let text = tree::read_file(path).map_err(|problem| *problem)?;
         table.overlay(tree::parse(&text, &Source::file(path))?);
     }
     table.overlay(env::overrides(environment, KEYS));
@@ -160,7 +157,7 @@ fn admin(reader: Reader<'_>, intake: &IntakeConfig) -> AdminConfig {
 }
 
 fn store(reader: Reader<'_>, intake: &IntakeConfig) -> StoreConfig {
-    let url = reader.item("url").and_then(|item| store_url(item.secret()));
+    let url = reader.item("url").and_then(|item| store_url(&item.secret()));
     let prefix = reader.item("prefix").and_then(|item| {
         let text = item.text()?;
         let is_good = (1..=32).contains(&text.len())
@@ -193,7 +190,7 @@ fn store(reader: Reader<'_>, intake: &IntakeConfig) -> StoreConfig {
     config
 }
 
-fn store_url(item: Item<'_>) -> Option<StoreUrl> {
+fn store_url(item: &Item<'_>) -> Option<StoreUrl> {
     const RIGHT: &str =
         "embedded:PATH, redis://HOST:PORT, rediss://HOST:PORT or redis-cluster://HOST:PORT,HOST:PORT,HOST:PORT";
     let url = item.secret_text()?;
@@ -221,7 +218,7 @@ fn store_url(item: Item<'_>) -> Option<StoreUrl> {
 }
 
 fn ledger(reader: Reader<'_>) -> LedgerConfig {
-    let url = reader.item("url").and_then(|item| ledger_url(item.secret()));
+    let url = reader.item("url").and_then(|item| ledger_url(&item.secret()));
     let config = LedgerConfig {
         url: url.unwrap_or_else(|| LedgerUrl::Sqlite("capgate.db".into())),
         connections_max: reader.integer("connections_max", (1, 1000), 8),
@@ -234,7 +231,7 @@ fn ledger(reader: Reader<'_>) -> LedgerConfig {
     config
 }
 
-fn ledger_url(item: Item<'_>) -> Option<LedgerUrl> {
+fn ledger_url(item: &Item<'_>) -> Option<LedgerUrl> {
     const RIGHT: &str = "sqlite:PATH, or mysql://USER:PASSWORD@HOST:PORT/DATABASE";
     let url = item.secret_text()?;
     match url.expose().split_once(':').unwrap_or((url.expose(), "")) {
@@ -248,7 +245,7 @@ fn ledger_url(item: Item<'_>) -> Option<LedgerUrl> {
         }
         ("mysql", _) => {
             let is_whole = reqwest::Url::parse(url.expose()).is_ok_and(|parsed| {
-                parsed.host_str().is_some_and(|host| !host.is_empty()) && parsed.path().trim_matches('/') != ""
+                parsed.host_str().is_some_and(|host| !host.is_empty()) && !parsed.path().trim_matches('/').is_empty()
             });
             if !is_whole {
                 item.fail("lacks a host or a database", RIGHT);
@@ -291,3 +288,44 @@ fn routing_file(reader: Reader<'_>) -> std::path::PathBuf {
     path.unwrap_or_else(|| "routing.toml".into())
 }
 
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An environment with one variable, set to nothing.
+    struct Named(String);
+
+    impl Environment for Named {
+        fn get(&self, name: &str) -> Option<String> {
+            (name == self.0).then(String::new)
+        }
+        fn names(&self) -> Vec<String> {
+            vec![self.0.clone()]
+        }
+    }
+
+    #[test]
+    fn the_default_file_holds_every_key_that_is_read() {
+        for (section, keys) in KEYS {
+            // An unknown key is answered with the list of the keys that the reader asked for.
+            let name = format!("CAPGATE_{}__XXXXXXXXXX", section.to_ascii_uppercase());
+            let (_, problems) = read(None, &Named(name));
+            assert_eq!(problems.0.len(), 1, "{problems}");
+            let mut asked: Vec<&str> =
+                problems.0[0].right.strip_prefix("one of ").expect("the list").split(", ").collect();
+            let mut keys = keys.to_vec();
+            let text = DEFAULTS.split(&format!("\n[{section}]")).nth(1).expect("the section");
+            let text = text.split("\n[").next().expect("its keys");
+            for key in &keys {
+                let lines: Vec<&str> = text
+                    .lines()
+                    .filter(|line| line.trim_start_matches("# ").starts_with(&format!("{key} = ")))
+                    .collect();
+                assert_eq!(lines.len(), 1, "{section}.{key}");
+            }
+            asked.sort_unstable();
+            keys.sort_unstable();
+            assert_eq!(asked, keys, "{section}");
+        }
+    }
+}

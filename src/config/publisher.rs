@@ -64,7 +64,10 @@ fn key_hash(item: &Item<'_>) -> Option<KeyHash> {
             _ => false,
         });
     if !is_good {
-        item.fail("is not a SHA-256 hash", "64 hex digits: the hash of the key and not the key; `capgate key` makes both");
+        item.fail(
+            "is not a SHA-256 hash",
+            "64 hex digits: the hash of the key and not the key; `capgate key` makes both",
+        );
     }
     is_good.then_some(KeyHash(hash))
 }

@@ -89,19 +89,11 @@ impl RoutingFile {
     /// # Errors
     /// Every problem at once.
     pub fn open(config: &Config, env: &dyn Environment) -> Result<(Self, Routing, Vec<Problem>), Problems> {
-        let mut file = Self {
-            path: config.routing_file.clone(),
-            forward: config.forward.clone(),
-            version: 0,
-            content: None,
-        };
+        let mut file =
+            Self { path: config.routing_file.clone(), forward: config.forward.clone(), version: 0, content: None };
         if config.is_routing_optional && !file.path.exists() {
-            let empty = Routing {
-                version: 0,
-                publishers: HashMap::new(),
-                buyers: HashMap::new(),
-                campaigns: HashMap::new(),
-            };
+            let empty =
+                Routing { version: 0, publishers: HashMap::new(), buyers: HashMap::new(), campaigns: HashMap::new() };
             let right = "a routing file here, or its path in routing.file";
             let wrong = "does not exist, so there is no campaign yet".to_owned();
             let warning = Problem { severity: Severity::Warning, ..file.problem(wrong, right) };
@@ -130,7 +122,8 @@ impl RoutingFile {
             return Ok(Reload::Unchanged);
         }
         if routing.version <= self.version {
-            let wrong = format!("its version {} does not rise above {}, which is in force", routing.version, self.version);
+            let wrong =
+                format!("its version {} does not rise above {}, which is in force", routing.version, self.version);
             warnings.push(self.problem(wrong, "a higher version, or no version and a newer modification time"));
             return Err(Problems(warnings));
         }

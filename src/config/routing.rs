@@ -1,11 +1,13 @@
 //! `routing.toml` -> [`Routing`]: every publisher, buyer and campaign, then what only shows when they are seen together.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
 
+use super::ForwardConfig;
 use super::buyer;
 use super::campaign;
 use super::env::Environment;
@@ -13,7 +15,6 @@ use super::item::{Desk, Reader};
 use super::problem::{Problem, Problems};
 use super::publisher;
 use super::tree::{self, Place, Source};
-use super::ForwardConfig;
 use crate::domain::cap::Limit;
 use crate::domain::id::{BuyerId, CampaignId, PublisherId};
 use crate::domain::routing::{Buyer, Campaign, KeyHash, Publisher, Routing};
@@ -43,7 +44,7 @@ pub(super) struct Known {
 
 pub(super) fn load(path: &Path, forward: &ForwardConfig, env: &dyn Environment) -> Result<Loaded, Problems> {
     let source = Source::file(path);
-    let (text, modified_ms) = read_whole(path, &source)?;
+    let (text, modified_ms) = read_whole(path, &source).map_err(|problem| *problem)?;
     let table = tree::parse(&text, &source)?;
     if table.entries.is_empty() {
         // An editor or a copy that was caught half-way must not remove every buyer (F87).
@@ -61,13 +62,16 @@ pub(super) fn load(path: &Path, forward: &ForwardConfig, env: &dyn Environment) 
 
 /// The text and the modification time it belongs to. A file that changes while it is read is refused: its pieces may be of
 /// two versions (F87).
-fn read_whole(path: &Path, source: &Source) -> Result<(String, u64), Problem> {
+fn read_whole(path: &Path, source: &Source) -> Result<(String, u64), Box<Problem>> {
     let stamp = || super::reload::stamp(path);
     let before = stamp();
     let text = tree::read_file(path)?;
     match before {
         Some(before) if stamp() == Some(before) => Ok((text, before.modified_ms)),
-        _ => Err(source.problem(None, "changed while it was read".to_owned(), "a file that is replaced in one step")),
+        _ => {
+            let right = "a file that is replaced in one step";
+            Err(Box::new(source.problem(None, "changed while it was read".to_owned(), right)))
+        }
     }
 }
 
@@ -79,7 +83,8 @@ fn read(root: &Reader<'_>, version: u64, forward: &ForwardConfig) -> Routing {
         publishers: publishers.iter().filter_map(|reader| id_of(reader, PublisherId::new)).collect(),
         campaigns: campaigns.iter().filter_map(|reader| id_of(reader, CampaignId::new)).collect(),
     };
-    let publishers = one_each("publisher", publishers, PublisherId::new, |id, reader| publisher::read(id, reader, &known));
+    let publishers =
+        one_each("publisher", publishers, PublisherId::new, |id, reader| publisher::read(id, reader, &known));
     let buyers = one_each("buyer", buyers, BuyerId::new, |id, reader| buyer::read(id, reader, forward, &known));
     let known_buyers: HashMap<BuyerId, Option<Arc<Buyer>>> =
         buyers.iter().map(|(id, buyer)| (id.clone(), buyer.described.clone())).collect();
@@ -88,12 +93,7 @@ fn read(root: &Reader<'_>, version: u64, forward: &ForwardConfig) -> Routing {
 
     keys_belong_to_one_publisher(&publishers);
     buyers_are_offered_in_one_currency(&buyers, &campaigns);
-    Routing {
-        version,
-        publishers: close(publishers),
-        buyers: close(buyers),
-        campaigns: close(campaigns),
-    }
+    Routing { version, publishers: close(publishers), buyers: close(buyers), campaigns: close(campaigns) }
 }
 
 /// The id without a word about it when it is bad: that is said when the table is read.
@@ -127,11 +127,14 @@ fn one_each<'a, Id: Clone + Ord + std::fmt::Display, E, T>(
         };
         reader.rename(format!("{what}[{id}]"));
         let described = read(&id, &reader);
-        if all.contains_key(&id) {
-            reader.fail("id", format!("there is another {what} {id}"), "an id of its own");
-            reader.finish();
-        } else {
-            all.insert(id, Described { reader, described });
+        match all.entry(id) {
+            Entry::Vacant(place) => {
+                place.insert(Described { reader, described });
+            }
+            Entry::Occupied(first) => {
+                reader.fail("id", format!("there is another {what} {}", first.key()), "an id of its own");
+                reader.finish();
+            }
         }
     }
     all
@@ -148,9 +151,7 @@ fn close<Id: std::hash::Hash + Eq, T>(all: BTreeMap<Id, Described<'_, T>>) -> Ha
 }
 
 /// A key names its publisher; two owners would make the lead anybody's.
-fn keys_belong_to_one_publisher(
-    publishers: &BTreeMap<PublisherId, Described<'_, Arc<Publisher>>>,
-) {
+fn keys_belong_to_one_publisher(publishers: &BTreeMap<PublisherId, Described<'_, Arc<Publisher>>>) {
     let mut owners: HashMap<KeyHash, &PublisherId> = HashMap::new();
     for (id, publisher) in publishers {
         for key in publisher.described.iter().flat_map(|publisher| &publisher.keys) {

@@ -145,10 +145,10 @@ impl Node {
 }
 
 /// Reads a file, bounded and as UTF-8.
-pub(super) fn read_file(path: &Path) -> Result<String, Problem> {
+pub(super) fn read_file(path: &Path) -> Result<String, Box<Problem>> {
     use std::io::Read as _;
     let source = Source::file(path);
-    let fail = |wrong: String, right: &str| source.problem(None, wrong, right);
+    let fail = |wrong: String, right: &str| Box::new(source.problem(None, wrong, right));
     let mut bytes = Vec::new();
     std::fs::File::open(path)
         .and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes))
@@ -157,8 +157,8 @@ pub(super) fn read_file(path: &Path) -> Result<String, Problem> {
         return Err(fail(format!("is larger than {FILE_BYTES_MAX} bytes"), "a smaller file"));
     }
     String::from_utf8(bytes).map_err(|error| {
-        let line = error.as_bytes()[..error.utf8_error().valid_up_to()].iter().filter(|b| **b == b'\n').count() + 1;
-        source.problem(Some(line), "is not UTF-8".to_owned(), "text in UTF-8")
+        let line = error.as_bytes()[..error.utf8_error().valid_up_to()].split(|byte| *byte == b'\n').count();
+        Box::new(source.problem(Some(line), "is not UTF-8".to_owned(), "text in UTF-8"))
     })
 }
 
