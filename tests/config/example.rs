@@ -1,7 +1,9 @@
 //! The files that come with the project.
 
 use std::path::Path;
+use std::process::ExitCode;
 
+use capgate::cli;
 use capgate::config;
 
 use crate::support::{Folder, Vars};
@@ -41,4 +43,17 @@ fn check_tells_the_problems_of_both_files() {
     let text = problems.to_string();
     assert!(text.contains("intake.listen") && text.contains("buyer[b].url"), "{text}");
     assert_eq!(problems.errors(), 2, "{text}");
+}
+
+#[test]
+fn check_exits_with_78_only_for_errors() {
+    assert_eq!(cli::check::run(Some(&example())), ExitCode::SUCCESS);
+    let folder = Folder::new();
+    let routing = "[[publisher]]\nid = \"a\"\npayout = { flat = \"1\" }\n";
+    folder.write("routing.toml", routing);
+    let path = folder.write("capgate.toml", "[routing]\nfile = \"routing.toml\"\n");
+    assert_eq!(cli::check::run(Some(&path)), ExitCode::SUCCESS, "a warning is no error");
+    folder.write("routing.toml", &format!("speed = 1\n{routing}"));
+    assert_eq!(cli::check::run(Some(&path)), ExitCode::from(78));
+    assert_eq!(cli::check::run(Some(&folder.path("none.toml"))), ExitCode::from(78));
 }
