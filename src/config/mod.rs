@@ -1,10 +1,68 @@
 //! Two TOML files, read raw, then checked: `capgate.toml` (the process) and `routing.toml` (the business). All problems are
 //! reported at once, each with file, key, value and what would be right.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::domain::routing::Secret;
+use crate::domain::routing::{Routing, Secret};
+
+mod answer;
+mod buyer;
+mod campaign;
+mod caps;
+mod env;
+mod item;
+mod matching;
+mod problem;
+mod process;
+mod publisher;
+mod reload;
+mod request;
+mod routing;
+mod secret;
+mod tree;
+
+pub use env::{Environment, ProcessEnvironment};
+pub use problem::{Problem, Problems, Severity};
+pub use process::DEFAULTS;
+pub use reload::{FileWatch, Reload, RoutingFile};
+
+/// `capgate.toml`, or the built-in defaults, with the environment's overrides.
+///
+/// # Errors
+/// Every problem at once.
+pub fn load(path: Option<&Path>, env: &dyn Environment) -> Result<Config, Problems> {
+    let (config, problems) = process::read(path, env);
+    match config {
+        Some(config) if problems.errors() == 0 => Ok(config),
+        _ => Err(problems),
+    }
+}
+
+/// The routing file, checked, and warnings about it. `version` absent: the file's modification time in milliseconds.
+///
+/// # Errors
+/// Every problem at once, warnings included; a file that is missing is one.
+pub fn load_routing(
+    path: &Path,
+    forward: &ForwardConfig,
+    env: &dyn Environment,
+) -> Result<(Routing, Vec<Problem>), Problems> {
+    routing::load(path, forward, env).map(|loaded| (loaded.routing, loaded.warnings))
+}
+
+/// Everything that is wrong with both files, warnings included: what `capgate check` prints. The routing file is checked even
+/// when `capgate.toml` has errors, as long as it can be parsed.
+pub fn check(path: Option<&Path>, env: &dyn Environment) -> Problems {
+    let (config, mut problems) = process::read(path, env);
+    if let Some(config) = config {
+        match RoutingFile::open(&config, env) {
+            Ok((_, _, warnings)) => problems.0.extend(warnings),
+            Err(found) => problems.0.extend(found.0),
+        }
+    }
+    problems
+}
 
 /// `capgate.toml`, checked.
 #[derive(Debug, Clone)]
@@ -23,6 +81,8 @@ pub struct Config {
     pub reconcile: ReconcileConfig,
     /// Path of the routing file, absolute or relative to the working directory.
     pub routing_file: PathBuf,
+    /// May the routing file be missing? Only when nobody named it: then the gateway starts with an empty routing.
+    pub is_routing_optional: bool,
 }
 
 /// `[intake]`

@@ -1,0 +1,108 @@
+//! `[buyer.answer]`: how a buyer's answer is read.
+
+use super::item::{Item, Reader};
+use crate::domain::routing::{AnswerRule, AnswerRules, On5xx};
+
+/// Largest compiled form of an operator's regular expression (P7). Matching is linear in the answer whatever it says.
+const REGEX_BYTES_MAX: usize = 1024 * 1024;
+
+fn default_rule() -> AnswerRule {
+    AnswerRule::Path { pointer: "/status".to_owned(), values: vec!["accepted".to_owned()] }
+}
+
+/// `None` when something is wrong with it.
+pub(super) fn read(table: Option<Reader<'_>>) -> Option<AnswerRules> {
+    let Some(reader) = table else {
+        return Some(AnswerRules {
+            accepted: default_rule(),
+            duplicate: None,
+            on_5xx: On5xx::Declined,
+            price: None,
+            reason: None,
+            redirect_url: None,
+            is_explicit: false,
+        });
+    };
+    // A rule that is wrong must never fall back to the default one.
+    let accepted = match reader.item("accepted") {
+        Some(item) => rule(&item),
+        None => Some(default_rule()),
+    };
+    let duplicate = reader.item("duplicate").map(|item| rule(&item));
+    let on_5xx = reader
+        .item("on_5xx")
+        .and_then(|item| item.choice(&[("declined", On5xx::Declined), ("in_doubt", On5xx::InDoubt)]))
+        .unwrap_or(On5xx::Declined);
+    let rules = AnswerRules {
+        accepted: accepted?,
+        duplicate: duplicate.map_or(Some(None), |rule| rule.map(Some))?,
+        on_5xx,
+        price: reader.item("price").and_then(|item| pointer(&item)),
+        reason: reader.item("reason").and_then(|item| pointer(&item)),
+        redirect_url: reader.item("redirect_url").and_then(|item| pointer(&item)),
+        is_explicit: true,
+    };
+    reader.not_available_yet("pending_within_s");
+    reader.finish();
+    Some(rules)
+}
+
+fn rule(item: &Item<'_>) -> Option<AnswerRule> {
+    const RIGHT: &str =
+        "{ path = \"/status\", in = [\"accepted\"] }, { status = [201] } or { body_matches = \"regex\" }";
+    let reader = item.table()?;
+    let path = reader.item("path");
+    let values = reader.item("in");
+    let status = reader.item("status");
+    let body = reader.item("body_matches");
+    let rule = match (&path, &values, &status, &body) {
+        (Some(path), Some(values), None, None) => {
+            let (pointer, values) = (pointer(path), values.values());
+            pointer.map(|pointer| AnswerRule::Path { pointer, values })
+        }
+        (None, None, Some(status), None) => statuses(status).map(AnswerRule::Status),
+        (None, None, None, Some(body)) => regex(body).map(AnswerRule::BodyMatches),
+        _ => {
+            reader.fail("", "is not one whole rule", RIGHT);
+            None
+        }
+    };
+    reader.finish();
+    rule
+}
+
+/// RFC 6901: empty, or steps that each start with a slash; `~` only as `~0` and `~1`.
+fn pointer(item: &Item<'_>) -> Option<String> {
+    let text = item.text()?;
+    let tildes_are_good = text.split('~').skip(1).all(|rest| rest.starts_with(['0', '1']));
+    if (!text.is_empty() && !text.starts_with('/')) || !tildes_are_good {
+        item.fail("is not a JSON pointer", "a path such as \"/status\" or \"/result/0/price\"");
+        return None;
+    }
+    Some(text.to_owned())
+}
+
+/// 5xx is ruled by `on_5xx`, and 1xx is no answer.
+fn statuses(item: &Item<'_>) -> Option<Vec<u16>> {
+    let items = item.list("a list of HTTP statuses");
+    let statuses: Vec<u16> = items.iter().filter_map(|item| item.integer_in((200, 499))).collect();
+    if items.is_empty() {
+        item.fail("names no status", "a list of HTTP statuses, such as [201]");
+    }
+    (!statuses.is_empty()).then_some(statuses)
+}
+
+fn regex(item: &Item<'_>) -> Option<regex::Regex> {
+    let text = item.word()?;
+    match regex::RegexBuilder::new(text).size_limit(REGEX_BYTES_MAX).build() {
+        Ok(regex) => Some(regex),
+        Err(regex::Error::CompiledTooBig(_)) => {
+            item.fail("compiles to more than a mebibyte", "a simpler regular expression");
+            None
+        }
+        Err(_) => {
+            item.fail("is not a regular expression", "for example \"(?i)^ok\"");
+            None
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! Both files through the public interface: what is taken, what is refused, and how it is said.
+
+#![allow(clippy::expect_used, reason = "a test that cannot set itself up should say so and stop")]
+
+mod buyers;
+mod caps;
+mod example;
+mod process;
+mod reload;
+mod routing;
+mod support;
