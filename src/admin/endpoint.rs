@@ -27,7 +27,7 @@ const BODY_WITHIN: Duration = Duration::from_secs(5);
 /// A probe that is not answered in this time is answered "not ready".
 const READINESS_WITHIN: Duration = Duration::from_secs(2);
 /// Longest that an operator waits; a reconciliation of everything is the slowest thing.
-const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+const ANSWER_WITHIN: Duration = Duration::from_mins(1);
 
 /// The admin API.
 pub(super) struct Endpoint {

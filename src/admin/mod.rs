@@ -77,7 +77,7 @@ pub trait AdminDesk: Send + Sync {
 /// Bounds of the admin listener: few connections, small requests.
 const LIMITS: server::Limits = server::Limits {
     header_timeout: Duration::from_secs(5),
-    idle_timeout: Duration::from_secs(60),
+    idle_timeout: Duration::from_mins(1),
     connections_max: 64,
     unwanted_body_bytes_max: endpoint::BODY_BYTES_MAX,
     drain_within: Duration::from_secs(2),

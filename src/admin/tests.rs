@@ -93,8 +93,9 @@ impl Admin {
     async fn ask(&self, line: &str, headers: &str, body: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(self.address).await.unwrap();
         let length = body.len();
-        let request =
-            format!("{line} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n{headers}\r\n{body}");
+        let request = format!(
+            "{line} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n{headers}\r\n{body}"
+        );
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut answer = String::new();
         tokio::time::timeout(Duration::from_secs(10), stream.read_to_string(&mut answer)).await.unwrap().unwrap();
@@ -112,7 +113,9 @@ async fn probes_are_open_and_all_else_needs_the_token() {
     assert!(answer.ends_with("\r\n\r\nok"));
     assert_eq!(admin.ask("GET /readyz", "", "").await.0, 503);
     for line in ["GET /metrics", "GET /v1/caps", "POST /v1/reload", "GET /v1/nothing", "GET /", "DELETE /metrics"] {
-        for headers in ["", "authorization: Bearer s3cre\r\n", "authorization: Basic s3cret\r\n", "x-api-key: s3cret\r\n"] {
+        for headers in
+            ["", "authorization: Bearer s3cre\r\n", "authorization: Basic s3cret\r\n", "x-api-key: s3cret\r\n"]
+        {
             let (status, answer) = admin.ask(line, headers, "").await;
             assert_eq!(status, 401, "{line} {headers}");
             assert!(answer.contains("application/problem+json") && answer.contains("\"code\":\"unauthorized\""));

@@ -113,7 +113,9 @@ mod tests {
         assert_eq!(key(&[]), Ok(None));
         assert_eq!(key(&[b"a"]), Ok(Some(b"a".to_vec())));
         assert_eq!(key(&[&[b'~'; 255]]), Ok(Some(vec![b'~'; 255])));
-        for bad in [&[&b""[..]][..], &[&[b'x'; 256]], &[b"a b"], &[b"a\tb"], &[b"\xc3\xa9"], &[b"a", b"a"], &[b"a", b"b"]] {
+        for bad in
+            [&[&b""[..]][..], &[&[b'x'; 256]], &[b"a b"], &[b"a\tb"], &[b"\xc3\xa9"], &[b"a", b"a"], &[b"a", b"b"]]
+        {
             assert!(matches!(key(bad), Err(Refusal::Malformed(_))), "{bad:?}");
         }
     }

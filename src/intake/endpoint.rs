@@ -72,13 +72,7 @@ impl Endpoint {
 
     /// Cheap checks of the head come first, then the body, then the throttle: a request that is refused for what it says
     /// does not use up the publisher's rate (F64).
-    async fn post_lead(
-        &self,
-        campaign: &str,
-        head: &Parts,
-        body: &mut Body,
-        since: Instant,
-    ) -> Result<Reply, Refusal> {
+    async fn post_lead(&self, campaign: &str, head: &Parts, body: &mut Body, since: Instant) -> Result<Reply, Refusal> {
         let routing = self.desk.routing();
         let publisher = self.publisher(&routing, &head.headers)?;
         let campaign = allowed_campaign(&routing, publisher, campaign)?;
@@ -259,10 +253,7 @@ mod tests {
         assert_eq!(of(&[("content-type", "application/json")]), Some(BodyType::Json));
         assert_eq!(of(&[("content-type", "Application/JSON; charset=\"UTF-8\"")]), Some(BodyType::Json));
         assert_eq!(of(&[("content-type", "application/x-www-form-urlencoded")]), Some(BodyType::Form));
-        assert_eq!(
-            of(&[("content-type", "application/json"), ("content-encoding", "identity")]),
-            Some(BodyType::Json)
-        );
+        assert_eq!(of(&[("content-type", "application/json"), ("content-encoding", "identity")]), Some(BodyType::Json));
         for bad in [
             &[][..],
             &[("content-type", "text/plain")],

@@ -173,7 +173,10 @@ pub fn refused(refusal: &Refusal) -> Reply {
             HeaderValue::from(*retry_after_s),
         ),
         Refusal::Unavailable(detail) => with(
-            plain(StatusCode::SERVICE_UNAVAILABLE, &format!("{detail}; not confirmed, send it again with the same key")),
+            plain(
+                StatusCode::SERVICE_UNAVAILABLE,
+                &format!("{detail}; not confirmed, send it again with the same key"),
+            ),
             RETRY_AFTER,
             HeaderValue::from(1_u64),
         ),

@@ -120,8 +120,7 @@ async fn serve_connection<H: Handler>(stream: TcpStream, limits: Limits, handler
     if stream.set_nodelay(true).is_err() {
         return;
     }
-    let (socket, wire) =
-        Socket::new(stream, Patience { head: limits.header_timeout, idle: limits.idle_timeout });
+    let (socket, wire) = Socket::new(stream, Patience { head: limits.header_timeout, idle: limits.idle_timeout });
     let service = service_fn(|request: Request<Incoming>| {
         let (handler, wire, stop) = (Arc::clone(&handler), Arc::clone(&wire), stop.clone());
         async move { Ok::<_, Infallible>(serve_request(request, &*handler, &wire, limits, &stop).await) }

@@ -376,9 +376,8 @@ impl AsyncWrite for Socket {
             }
         }
         // A close with unread bytes makes the kernel send a reset, which can destroy the answer before the peer has read it.
-        let (budget, deadline) = this
-            .lingering
-            .get_or_insert_with(|| (LINGER_BYTES_MAX, Box::pin(tokio::time::sleep(LINGER_TIME))));
+        let (budget, deadline) =
+            this.lingering.get_or_insert_with(|| (LINGER_BYTES_MAX, Box::pin(tokio::time::sleep(LINGER_TIME))));
         loop {
             let mut bytes = [0; READ_BYTES];
             let mut read = ReadBuf::new(&mut bytes);

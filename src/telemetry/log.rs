@@ -30,11 +30,8 @@ pub struct AlreadyLogging;
 pub fn init_logging(json: bool) -> Result<(), AlreadyLogging> {
     let filter = EnvFilter::try_from_env(FILTER_VARIABLE).unwrap_or_else(|_| EnvFilter::new("info"));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    let done = if json {
-        builder.json().try_init()
-    } else {
-        builder.with_ansi(std::io::stderr().is_terminal()).try_init()
-    };
+    let done =
+        if json { builder.json().try_init() } else { builder.with_ansi(std::io::stderr().is_terminal()).try_init() };
     done.map_err(|_| AlreadyLogging)
 }
 

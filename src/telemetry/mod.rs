@@ -105,9 +105,10 @@ impl Telemetry {
             })
             .collect();
         let leads = routing.campaigns.keys().map(|campaign| {
-            let senders = routing.publishers.values().filter(|publisher| {
-                publisher.campaigns.as_ref().is_none_or(|allowed| allowed.contains(campaign))
-            });
+            let senders = routing
+                .publishers
+                .values()
+                .filter(|publisher| publisher.campaigns.as_ref().is_none_or(|allowed| allowed.contains(campaign)));
             let series = senders.map(|publisher| {
                 let started = (pairs <= PAIRS_STARTED_MAX)
                     .then(|| Arc::new(LeadMetrics::new(&self.registry, campaign.as_str(), publisher.id.as_str())));

@@ -8,12 +8,7 @@ use crate::config::IntakeConfig;
 const SHORT: Duration = Duration::from_millis(200);
 
 async fn short() -> Intake {
-    let config = IntakeConfig {
-        header_timeout: SHORT,
-        body_timeout: SHORT,
-        idle_timeout: SHORT * 3,
-        ..config()
-    };
+    let config = IntakeConfig { header_timeout: SHORT, body_timeout: SHORT, idle_timeout: SHORT * 8, ..config() };
     Intake::with(config, PATIENCE).await
 }
 
@@ -40,11 +35,11 @@ async fn f57_a_silent_or_dripping_client_is_let_go() {
     let mut silent = intake.connect().await;
     let since = Instant::now();
     assert!(silent.is_closed().await);
-    assert!(since.elapsed() >= SHORT && since.elapsed() < SHORT * 5, "{:?}", since.elapsed());
+    assert!(since.elapsed() >= SHORT && since.elapsed() < SHORT * 15, "{:?}", since.elapsed());
 
     let mut slow_head = intake.connect().await;
     let took = drip(&mut slow_head, good().as_slice()).await;
-    assert!(took < SHORT * 5, "{took:?}");
+    assert!(took < SHORT * 15, "{took:?}");
 
     let mut slow_body = intake.connect().await;
     let request = good();
@@ -70,14 +65,14 @@ async fn f57_keep_alive_is_bounded_by_idle_time_and_not_by_head_time() {
     let since = Instant::now();
     client.send(&good()[..10]).await;
     assert!(client.is_closed().await);
-    assert!(since.elapsed() >= SHORT && since.elapsed() < SHORT * 5, "{:?}", since.elapsed());
+    assert!(since.elapsed() >= SHORT && since.elapsed() < SHORT * 7, "{:?}", since.elapsed());
 
     let mut idle = intake.connect().await;
     idle.send(&good()).await;
     assert_eq!(idle.answer().await.unwrap().status, 200);
     let since = Instant::now();
     assert!(idle.is_closed().await);
-    assert!(since.elapsed() >= SHORT * 2, "{:?}", since.elapsed());
+    assert!(since.elapsed() >= SHORT * 7, "{:?}", since.elapsed());
 }
 
 #[tokio::test]
@@ -159,7 +154,9 @@ async fn a_client_that_waits_for_a_go_ahead_gets_it_or_a_refusal() {
     let intake = Intake::start().await;
     let head = |key: &str| {
         let length = GOOD.len();
-        format!("POST {LEADS} HTTP/1.1\r\nhost: x\r\n{key}\r\n{JSON}\r\nexpect: 100-continue\r\ncontent-length: {length}\r\n\r\n")
+        format!(
+            "POST {LEADS} HTTP/1.1\r\nhost: x\r\n{key}\r\n{JSON}\r\nexpect: 100-continue\r\ncontent-length: {length}\r\n\r\n"
+        )
     };
     let mut client = intake.connect().await;
     client.send(head(KEY).as_bytes()).await;
@@ -225,7 +222,9 @@ async fn f63_a_hidden_request_never_becomes_a_lead() {
         format!("{start}transfer-encoding: chunked\r\n\r\n10000000000000000\r\n\r\n{hidden}"),
         // Behind a chunked body nothing is looked at any more.
         format!("{start}transfer-encoding: chunked\r\n\r\n0\r\n\r\n{hidden}"),
-        format!("GET /v1/leads/x HTTP/1.1\r\nhost: x\r\nx-api-key: nobody\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n{hidden}"),
+        format!(
+            "GET /v1/leads/x HTTP/1.1\r\nhost: x\r\nx-api-key: nobody\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n{hidden}"
+        ),
     ] {
         let mut client = intake.connect().await;
         client.send(request.as_bytes()).await;

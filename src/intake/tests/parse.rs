@@ -107,17 +107,8 @@ fn f61_text_that_somebody_behind_us_would_choke_on_is_refused() {
         ("{\"unknown\":{\"a\":[\"", "\"]}}"),
         ("{\"unknown\":{\"", "\":1}}"),
     ];
-    let bad: [&[u8]; 9] = [
-        b"\xff",
-        b"\xc3\x28",
-        b"\xed\xa0\x80",
-        b"\xc0\x80",
-        b"\\ud800",
-        b"\\udc00\\ud800",
-        b"\\u0000",
-        b"\0",
-        b"\n",
-    ];
+    let bad: [&[u8]; 9] =
+        [b"\xff", b"\xc3\x28", b"\xed\xa0\x80", b"\xc0\x80", b"\\ud800", b"\\udc00\\ud800", b"\\u0000", b"\0", b"\n"];
     for (before, after) in places {
         for bad in bad {
             let body = [before.as_bytes(), bad, after.as_bytes()].concat();
@@ -141,9 +132,34 @@ fn f62_numbers_stay_as_written_and_only_an_object_is_a_lead() {
         assert_eq!(pairs(&parsed), [("amount", digits.to_owned()), ("x", format!("[{digits}]"))]);
     }
     for bad in [
-        "", " ", "[7]", "7", "\"x\"", "null", "true", "[{\"a\":1}]", "{", "{}{}", "{\"a\":1}x", "{\"a\":01}", "{\"a\":+1}",
-        "{\"a\":.5}", "{\"a\":1.}", "{\"a\":0x1}", "{\"a\":NaN}", "{\"a\":Infinity}", "{\"a\":1,}", "{a:1}", "{'a':1}",
-        "{\"a\" 1}", "{\"a\":tru}", "{\"a\":[1,]}", "{\"a\":{\"b\"}}", "{\"a\":[1 2]}", "{1:2}", "{\"a\":}",
+        "",
+        " ",
+        "[7]",
+        "7",
+        "\"x\"",
+        "null",
+        "true",
+        "[{\"a\":1}]",
+        "{",
+        "{}{}",
+        "{\"a\":1}x",
+        "{\"a\":01}",
+        "{\"a\":+1}",
+        "{\"a\":.5}",
+        "{\"a\":1.}",
+        "{\"a\":0x1}",
+        "{\"a\":NaN}",
+        "{\"a\":Infinity}",
+        "{\"a\":1,}",
+        "{a:1}",
+        "{'a':1}",
+        "{\"a\" 1}",
+        "{\"a\":tru}",
+        "{\"a\":[1,]}",
+        "{\"a\":{\"b\"}}",
+        "{\"a\":[1 2]}",
+        "{1:2}",
+        "{\"a\":}",
     ] {
         assert!(is_malformed(BodyType::Json, bad), "{bad:?}");
     }

@@ -198,7 +198,7 @@ pub(crate) fn config() -> IntakeConfig {
         body_bytes_max: 65_536,
         header_timeout: Duration::from_secs(5),
         body_timeout: Duration::from_secs(5),
-        idle_timeout: Duration::from_secs(60),
+        idle_timeout: Duration::from_mins(1),
         connections_max: 10_000,
         leads_in_flight_max: 5_000,
     }
@@ -310,7 +310,7 @@ impl Client {
     }
 
     async fn fill(&mut self) -> usize {
-        let mut bytes = [0; 16_384];
+        let mut bytes = vec![0; 16_384];
         let read = tokio::time::timeout(PATIENCE, self.stream.read(&mut bytes));
         let count = read.await.expect("the server neither answered nor closed").unwrap_or(0);
         self.kept.extend_from_slice(&bytes[..count]);
