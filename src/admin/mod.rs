@@ -1,1 +1,93 @@
-//! admin
+//! The operators' side: health, readiness, metrics, caps, leads, and the few things an operator may do.
+//!
+//! Probes (`/healthz`, `/readyz`) are open; everything else needs the token where one is configured.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde::Serialize;
+use serde_json::Value;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::domain::id::{BuyerId, LeadId};
+use crate::domain::routing::Secret;
+use crate::intake::server;
+
+mod endpoint;
+mod reply;
+
+/// One thing that must hold for leads to be taken.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ReadyCheck {
+    /// `store`, `life`, `clock`, `ledger`, `journal`, `draining`.
+    pub name: &'static str,
+    /// Does it hold?
+    pub ok: bool,
+    /// What was measured, for people; no payload, no secret.
+    pub detail: String,
+}
+
+/// Why an operator's wish was not done.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AdminError {
+    /// No such buyer, cap or lead. Nothing happened.
+    #[error("not found")]
+    NotFound,
+    /// It contradicts how things stand. Nothing happened.
+    #[error("conflict: {0}")]
+    Conflict(String),
+    /// Store or ledger are away; it may have happened, and asking again is safe.
+    #[error("unavailable: {0}")]
+    Unavailable(String),
+    /// This gateway cannot do it.
+    #[error("not available")]
+    NotAvailableYet,
+}
+
+/// The rest of the gateway, as operators see it.
+#[async_trait]
+pub trait AdminDesk: Send + Sync {
+    /// Everything that must hold; ready means that a lease could be taken now (F91).
+    async fn readiness(&self) -> Vec<ReadyCheck>;
+
+    /// The metrics page.
+    fn metrics(&self) -> String;
+
+    /// Caps of one buyer or of all: `{"caps":[...]}`.
+    async fn caps(&self, buyer: Option<BuyerId>) -> Result<Value, AdminError>;
+
+    /// Everything about one lead.
+    async fn lead(&self, lead: LeadId) -> Result<Option<Value>, AdminError>;
+
+    /// Pauses or resumes a buyer, on every gateway and across restarts.
+    async fn set_paused(&self, buyer: BuyerId, is_paused: bool) -> Result<(), AdminError>;
+
+    /// Reads the routing file again; the problems when it was refused and the old routing stays.
+    async fn reload(&self) -> Result<(), Vec<String>>;
+
+    /// Ends a doubt.
+    async fn resolve(&self, lead: LeadId, buyer: BuyerId, is_accepted: bool) -> Result<Value, AdminError>;
+
+    /// Compares counters and books now; a dry run repairs nothing.
+    async fn reconcile(&self, is_dry_run: bool) -> Result<Value, AdminError>;
+}
+
+/// Bounds of the admin listener: few connections, small requests.
+const LIMITS: server::Limits = server::Limits {
+    header_timeout: Duration::from_secs(5),
+    idle_timeout: Duration::from_mins(1),
+    connections_max: 64,
+    unwanted_body_bytes_max: endpoint::BODY_BYTES_MAX,
+    drain_within: Duration::from_secs(2),
+};
+
+/// Serves operators until `stop`. Without a token everything is open; the configuration allows that on loopback only.
+pub async fn serve(listener: TcpListener, desk: Arc<dyn AdminDesk>, token: Option<Secret>, stop: CancellationToken) {
+    let endpoint = Arc::new(endpoint::Endpoint::new(desk, token.as_ref()));
+    server::run(listener, LIMITS, endpoint, stop).await;
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,1 +1,112 @@
-//! intake
+//! The publishers' side: from bytes on a socket to a [`Lead`], and from a verdict to an answer.
+//!
+//! Nothing here stores or decides. Bad input never reaches the [`LeadDesk`], so it can take nothing (P7).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use jiff::Timestamp;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::IntakeConfig;
+use crate::domain::event::ClaimKey;
+use crate::domain::id::{LeadId, PublisherId};
+use crate::domain::lead::Lead;
+use crate::domain::routing::Routing;
+use crate::telemetry::Telemetry;
+
+pub mod auth;
+pub mod body;
+pub mod check;
+pub mod endpoint;
+pub mod parse;
+pub mod refusal;
+pub mod reply;
+pub mod server;
+pub mod throttle;
+pub mod wire;
+
+#[cfg(test)]
+pub(crate) mod tests;
+
+/// What became of a lead that was handed in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Submitted {
+    /// It has its answer.
+    Answered {
+        /// The lead; of the first request, when this one repeats it.
+        lead: LeadId,
+        /// The answer byte for byte.
+        body: Bytes,
+        /// It is the stored answer of an earlier request.
+        is_replay: bool,
+    },
+    /// Not decided in time; it is on its walk.
+    Pending {
+        /// The lead; of the first request, when this one repeats it.
+        lead: LeadId,
+    },
+    /// The key was used with another body.
+    KeyReused,
+    /// Not confirmed: overload, draining, store away. The words go to the publisher.
+    Unavailable(&'static str),
+}
+
+/// A lead as it stands now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LeadAnswer {
+    /// The answer byte for byte.
+    Finished(Bytes),
+    /// On its walk.
+    Pending,
+    /// Not a lead of this publisher.
+    NotFound,
+    /// Neither store nor ledger could tell.
+    Unavailable,
+}
+
+/// The rest of the gateway, as intake sees it.
+#[async_trait]
+pub trait LeadDesk: Send + Sync {
+    /// The routing in force.
+    fn routing(&self) -> Arc<Routing>;
+
+    /// The index of its publishers' keys.
+    fn keys(&self) -> Arc<auth::KeyIndex>;
+
+    /// Takes a lead and answers within `wait`. The walk runs in a task of its own: dropping the returned future changes
+    /// nothing (F44). A test lead comes without a claim and is answered with its explanation.
+    async fn submit(&self, lead: Lead, claim: Option<ClaimKey>, wait: Duration) -> Submitted;
+
+    /// A lead as it stands now; another publisher's lead is not found.
+    async fn answer(&self, publisher: &PublisherId, lead: LeadId) -> LeadAnswer;
+
+    /// Is the gateway going down? Then no lead is taken.
+    fn is_draining(&self) -> bool;
+
+    /// The gateway's clock.
+    fn now(&self) -> Timestamp;
+}
+
+/// Serves publishers until `stop`; returns when the last connection is gone, at the latest `drain_within` after it.
+pub async fn serve(
+    listener: TcpListener,
+    desk: Arc<dyn LeadDesk>,
+    config: &IntakeConfig,
+    telemetry: Arc<Telemetry>,
+    stop: CancellationToken,
+    drain_within: Duration,
+) {
+    let limits = server::Limits {
+        header_timeout: config.header_timeout,
+        idle_timeout: config.idle_timeout,
+        connections_max: config.connections_max,
+        unwanted_body_bytes_max: config.body_bytes_max,
+        drain_within,
+    };
+    let endpoint = Arc::new(endpoint::Endpoint::new(desk, config, telemetry));
+    server::run(listener, limits, endpoint, stop).await;
+}

@@ -1,0 +1,195 @@
+//! The admin API: routes, token, and the small bodies it takes.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::header::{AUTHORIZATION, HeaderMap, ORIGIN};
+use http::request::Parts;
+use http::{Method, Uri};
+use serde::Deserialize;
+use serde_json::json;
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+use super::AdminDesk;
+use super::reply::{self, Refusal};
+use crate::domain::id::{BuyerId, LeadId};
+use crate::domain::routing::Secret;
+use crate::intake::auth::bearer_token;
+use crate::intake::body::{Body, BodyFault};
+use crate::intake::server::{Handler, Reply};
+
+/// Largest body.
+pub(super) const BODY_BYTES_MAX: usize = 4_096;
+/// A body takes no longer than this.
+const BODY_WITHIN: Duration = Duration::from_secs(5);
+/// A probe that is not answered in this time is answered "not ready".
+const READINESS_WITHIN: Duration = Duration::from_secs(2);
+/// Longest that an operator waits; a reconciliation of everything is the slowest thing.
+const ANSWER_WITHIN: Duration = Duration::from_mins(1);
+
+/// The admin API.
+pub(super) struct Endpoint {
+    desk: Arc<dyn AdminDesk>,
+    /// SHA-256 of the token: digests have one length, so that comparing tells nothing about it.
+    token: Option<[u8; 32]>,
+}
+
+enum Route<'a> {
+    Health,
+    Readiness,
+    Metrics,
+    Caps,
+    Lead(&'a str),
+    Pause { buyer: &'a str, is_paused: bool },
+    Resolve(&'a str),
+    Reload,
+    Reconcile,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Resolution {
+    buyer: BuyerId,
+    outcome: Ending,
+}
+
+#[derive(Deserialize, PartialEq)]
+#[serde(rename_all = "lowercase")]
+enum Ending {
+    Accepted,
+    Declined,
+}
+
+impl Handler for Endpoint {
+    async fn handle(&self, head: Parts, body: &mut Body) -> Reply {
+        self.answer(&head, body).await.unwrap_or_else(|refusal| reply::refused(&refusal))
+    }
+
+    fn refuse_head(&self) -> Reply {
+        reply::refused(&Refusal::Malformed("the request can be read in more than one way"))
+    }
+}
+
+impl Endpoint {
+    pub(super) fn new(desk: Arc<dyn AdminDesk>, token: Option<&Secret>) -> Self {
+        Self { desk, token: token.map(|token| Sha256::digest(token.expose().as_bytes()).into()) }
+    }
+
+    async fn answer(&self, head: &Parts, body: &mut Body) -> Result<Reply, Refusal> {
+        let path = head.uri.path();
+        let Some((route, method)) = route(path) else {
+            // Only who may ask learns which paths there are.
+            return Err(self.authorize(&head.headers).err().unwrap_or(Refusal::NotFound));
+        };
+        if !matches!(route, Route::Health | Route::Readiness) {
+            self.authorize(&head.headers)?;
+        }
+        if head.method != method {
+            return Err(Refusal::MethodNotAllowed(if method == Method::GET { "GET" } else { "POST" }));
+        }
+        match route {
+            Route::Health => Ok(reply::text("text/plain; charset=utf-8", "ok".to_owned())),
+            Route::Readiness => {
+                let checks = tokio::time::timeout(READINESS_WITHIN, self.desk.readiness()).await;
+                Ok(reply::readiness(&checks.unwrap_or_else(|_| vec![no_answer()])))
+            }
+            Route::Metrics => Ok(reply::text("text/plain; version=0.0.4", self.desk.metrics())),
+            Route::Caps => {
+                let buyer = query(&head.uri, "buyer").map(|id| buyer_id(&id)).transpose()?;
+                Ok(reply::done(&in_time(self.desk.caps(buyer)).await??))
+            }
+            Route::Lead(lead) => {
+                let found = in_time(self.desk.lead(lead_id(lead)?)).await??;
+                found.map(|value| reply::done(&value)).ok_or(Refusal::NotFound)
+            }
+            Route::Pause { buyer, is_paused } => {
+                let buyer = buyer_id(buyer)?;
+                in_time(self.desk.set_paused(buyer.clone(), is_paused)).await??;
+                Ok(reply::done(&json!({ "buyer": buyer.as_str(), "paused": is_paused })))
+            }
+            Route::Resolve(lead) => {
+                let lead = lead_id(lead)?;
+                let resolution = resolution(body).await?;
+                let is_accepted = resolution.outcome == Ending::Accepted;
+                Ok(reply::done(&in_time(self.desk.resolve(lead, resolution.buyer, is_accepted)).await??))
+            }
+            Route::Reload => {
+                in_time(self.desk.reload()).await?.map_err(Refusal::InvalidRouting)?;
+                Ok(reply::done(&json!({ "reloaded": true })))
+            }
+            Route::Reconcile => {
+                let is_dry_run = match query(&head.uri, "dry_run").as_deref() {
+                    None | Some("0" | "false") => false,
+                    Some("1" | "true") => true,
+                    Some(_) => return Err(Refusal::Malformed("dry_run must be 1 or 0")),
+                };
+                Ok(reply::done(&in_time(self.desk.reconcile(is_dry_run)).await??))
+            }
+        }
+    }
+
+    fn authorize(&self, headers: &HeaderMap) -> Result<(), Refusal> {
+        // On loopback without a token, any page in the operator's browser could post here; browsers say where from.
+        if headers.contains_key(ORIGIN) {
+            return Err(Refusal::FromWebPage);
+        }
+        let Some(expected) = &self.token else { return Ok(()) };
+        let mut sent = headers.get_all(AUTHORIZATION).iter();
+        let token = sent.next().and_then(|value| bearer_token(value.as_bytes())).ok_or(Refusal::Unauthorized)?;
+        let digest: [u8; 32] = Sha256::digest(token).into();
+        if sent.next().is_none() && bool::from(digest.ct_eq(expected)) { Ok(()) } else { Err(Refusal::Unauthorized) }
+    }
+}
+
+fn route(path: &str) -> Option<(Route<'_>, Method)> {
+    let parts: Vec<&str> = path.strip_prefix('/')?.splitn(5, '/').collect();
+    Some(match parts[..] {
+        ["healthz"] => (Route::Health, Method::GET),
+        ["readyz"] => (Route::Readiness, Method::GET),
+        ["metrics"] => (Route::Metrics, Method::GET),
+        ["v1", "caps"] => (Route::Caps, Method::GET),
+        ["v1", "leads", lead] => (Route::Lead(lead), Method::GET),
+        ["v1", "leads", lead, "resolve"] => (Route::Resolve(lead), Method::POST),
+        ["v1", "buyers", buyer, "pause"] => (Route::Pause { buyer, is_paused: true }, Method::POST),
+        ["v1", "buyers", buyer, "resume"] => (Route::Pause { buyer, is_paused: false }, Method::POST),
+        ["v1", "reload"] => (Route::Reload, Method::POST),
+        ["v1", "reconcile"] => (Route::Reconcile, Method::POST),
+        _ => return None,
+    })
+}
+
+fn no_answer() -> super::ReadyCheck {
+    super::ReadyCheck { name: "answer", ok: false, detail: "the checks did not end in time".to_owned() }
+}
+
+async fn in_time<T>(asked: impl Future<Output = T>) -> Result<T, Refusal> {
+    tokio::time::timeout(ANSWER_WITHIN, asked).await.map_err(|_| Refusal::TooSlow)
+}
+
+fn query(uri: &Uri, name: &str) -> Option<String> {
+    let mut pairs = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes());
+    pairs.find(|(found, _)| found == name).map(|(_, value)| value.into_owned())
+}
+
+/// What is no id names nobody.
+fn buyer_id(text: &str) -> Result<BuyerId, Refusal> {
+    BuyerId::new(text).map_err(|_| Refusal::NotFound)
+}
+
+fn lead_id(text: &str) -> Result<LeadId, Refusal> {
+    text.parse().map_err(|_| Refusal::NotFound)
+}
+
+async fn resolution(body: &mut Body) -> Result<Resolution, Refusal> {
+    let body = body.read(BODY_BYTES_MAX, BODY_WITHIN).await.map_err(|fault| match fault {
+        BodyFault::TooLarge => Refusal::TooLarge,
+        BodyFault::TimedOut => Refusal::BodyTimeout,
+        BodyFault::Broken => Refusal::Malformed("the body is incomplete"),
+    })?;
+    // An array would be read as an object without names.
+    let is_object = body.trim_ascii_start().starts_with(b"{");
+    let shape = Refusal::Malformed(r#"send {"buyer":"...","outcome":"accepted"} or "declined""#);
+    if is_object { serde_json::from_slice(&body).map_err(|_| shape) } else { Err(shape) }
+}

@@ -1,0 +1,95 @@
+//! Why a request was refused. Meanings only; `reply` turns them into HTTP.
+
+/// One field at fault. Names a field as the publisher sent it or as the campaign calls it, never its value (P9).
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct FieldProblem {
+    /// Which.
+    pub field: String,
+    /// What is wrong with it.
+    pub problem: String,
+}
+
+impl FieldProblem {
+    /// One problem of one field.
+    #[must_use]
+    pub fn new(field: &str, problem: &str) -> Self {
+        // Names come from the outside and may be as long as the body.
+        Self { field: field.chars().take(64).collect(), problem: problem.to_owned() }
+    }
+}
+
+/// Why a request was refused. Nothing was stored and nothing was taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refusal {
+    /// Cannot be read without guessing; says what is wrong without quoting it (P9).
+    Malformed(String),
+    /// No key, an unknown key, or two different ones.
+    Unauthorized,
+    /// The publisher may not use this campaign.
+    CampaignNotAllowed,
+    /// No such campaign.
+    UnknownCampaign,
+    /// No such path, or no such lead of this publisher.
+    NotFound,
+    /// The path is known, the method is not; lists those that are.
+    MethodNotAllowed(&'static str),
+    /// The body did not come in time.
+    BodyTimeout,
+    /// The body is larger than allowed.
+    TooLarge {
+        /// What is allowed.
+        bytes_max: usize,
+    },
+    /// A type or an encoding of the body that is not read here.
+    UnsupportedMediaType(&'static str),
+    /// Readable, but not a lead that this campaign takes.
+    InvalidLead(Vec<FieldProblem>),
+    /// The idempotency key was used with another body.
+    IdempotencyKeyReused,
+    /// Above the publisher's throttle.
+    Throttled {
+        /// When to come again.
+        retry_after_s: u64,
+    },
+    /// Not confirmed: send it again with the same key.
+    Unavailable(&'static str),
+}
+
+impl Refusal {
+    /// Every code, for metric series that start at 0.
+    pub const CODES: [&'static str; 13] = [
+        "malformed",
+        "unauthorized",
+        "campaign_not_allowed",
+        "unknown_campaign",
+        "not_found",
+        "method_not_allowed",
+        "request_timeout",
+        "too_large",
+        "unsupported_media_type",
+        "invalid_lead",
+        "idempotency_key_reused",
+        "throttled",
+        "unavailable",
+    ];
+
+    /// The word in answers and metrics.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Malformed(_) => "malformed",
+            Self::Unauthorized => "unauthorized",
+            Self::CampaignNotAllowed => "campaign_not_allowed",
+            Self::UnknownCampaign => "unknown_campaign",
+            Self::NotFound => "not_found",
+            Self::MethodNotAllowed(_) => "method_not_allowed",
+            Self::BodyTimeout => "request_timeout",
+            Self::TooLarge { .. } => "too_large",
+            Self::UnsupportedMediaType(_) => "unsupported_media_type",
+            Self::InvalidLead(_) => "invalid_lead",
+            Self::IdempotencyKeyReused => "idempotency_key_reused",
+            Self::Throttled { .. } => "throttled",
+            Self::Unavailable(_) => "unavailable",
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! An HTTP/1.1 server with bounds on everything (P7), used by the intake and the admin listener.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CONNECTION, HeaderValue};
+use http::request::Parts;
+use http::{Request, Response};
+use http_body_util::Full;
+use hyper::body::{Body as _, Incoming};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::body::Body;
+use super::wire::{Framing, HEAD_BYTES_MAX, Patience, Socket, Wire};
+
+/// Most header fields of one request.
+const HEADERS_MAX: usize = 64;
+/// Pauses after a failed accept, from the first to the longest: out of file descriptors is no reason to spin (F65).
+const ACCEPT_PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
+
+/// What a request is answered with.
+pub type Reply = Response<Full<Bytes>>;
+
+/// Answers requests.
+pub trait Handler: Send + Sync + 'static {
+    /// Answers one request. A body that is left unread is thrown away or costs the connection.
+    fn handle(&self, head: Parts, body: &mut Body) -> impl Future<Output = Reply> + Send;
+
+    /// Answers a request whose head can be read in two ways; its connection is closed.
+    fn refuse_head(&self) -> Reply;
+}
+
+/// Bounds of a server.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// From accept to the first byte, and from there to the end of the head.
+    pub header_timeout: Duration,
+    /// Keep-alive without a request, and a peer that does not read its answer.
+    pub idle_timeout: Duration,
+    /// Above it, new connections wait in the kernel.
+    pub connections_max: usize,
+    /// A body that nobody wanted is read up to this size, to keep the connection.
+    pub unwanted_body_bytes_max: usize,
+    /// After the stop, requests under way may take this long; then they are cut.
+    pub drain_within: Duration,
+}
+
+/// Serves until `stop`, then: no more connections, idle ones closed at once, requests under way finished (F85). Returns
+/// when the last connection is gone, at the latest `drain_within` after the stop.
+pub async fn run<H: Handler>(listener: TcpListener, limits: Limits, handler: Arc<H>, stop: CancellationToken) {
+    let permits = Arc::new(Semaphore::new(limits.connections_max));
+    let tracker = TaskTracker::new();
+    let cut = CancellationToken::new();
+    let mut pause = ACCEPT_PAUSE.0;
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            () = stop.cancelled() => break,
+            accepted = accept(&listener, &permits) => accepted,
+        };
+        match accepted {
+            Ok((stream, permit)) => {
+                pause = ACCEPT_PAUSE.0;
+                let connection = serve_connection(stream, limits, Arc::clone(&handler), stop.clone());
+                let cut = cut.clone();
+                tracker.spawn(async move {
+                    cut.run_until_cancelled_owned(connection).await;
+                    drop(permit);
+                });
+            }
+            Err(error) if is_about_one_connection(&error) => {}
+            Err(error) => {
+                tracing::warn!(%error, pause_ms = pause.as_millis(), "cannot accept connections");
+                tokio::select! {
+                    () = stop.cancelled() => break,
+                    () = tokio::time::sleep(pause) => {}
+                }
+                pause = (pause * 2).min(ACCEPT_PAUSE.1);
+            }
+        }
+    }
+    drop(listener);
+    tracker.close();
+    if tokio::time::timeout(limits.drain_within, tracker.wait()).await.is_err() {
+        tracing::warn!(connections = tracker.len(), "requests under way were cut at the end of the drain time");
+        cut.cancel();
+        tracker.wait().await;
+    }
+}
+
+async fn accept(
+    listener: &TcpListener,
+    permits: &Arc<Semaphore>,
+) -> io::Result<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
+    // The permit comes first: a connection that may not be served is not accepted.
+    let permit = Arc::clone(permits).acquire_owned().await.map_err(io::Error::other)?;
+    let (stream, _) = listener.accept().await?;
+    Ok((stream, permit))
+}
+
+/// The peer was gone before we got to it: no sign of trouble on our side.
+fn is_about_one_connection(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
+    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
+}
+
+async fn serve_connection<H: Handler>(stream: TcpStream, limits: Limits, handler: Arc<H>, stop: CancellationToken) {
+    // Without it a small answer can wait 40 ms for an acknowledgement.
+    if stream.set_nodelay(true).is_err() {
+        return;
+    }
+    let (socket, wire) = Socket::new(stream, Patience { head: limits.header_timeout, idle: limits.idle_timeout });
+    let service = service_fn(|request: Request<Incoming>| {
+        let (handler, wire, stop) = (Arc::clone(&handler), Arc::clone(&wire), stop.clone());
+        async move { Ok::<_, Infallible>(serve_request(request, &*handler, &wire, limits, &stop).await) }
+    });
+    // The socket keeps the time-outs: the library's own one would count an idle keep-alive connection as a slow head.
+    let connection = http1::Builder::new()
+        .header_read_timeout(None)
+        .max_headers(HEADERS_MAX)
+        .max_buf_size(HEAD_BYTES_MAX)
+        .serve_connection(TokioIo::new(socket), service);
+    let mut connection = pin!(connection);
+    // Errors of a connection (reset, time-out, nonsense) are the peer's business: every request has its own answer.
+    let _ = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = stop.cancelled() => {
+            wire.stop();
+            connection.await
+        }
+    };
+}
+
+async fn serve_request<H: Handler>(
+    request: Request<Incoming>,
+    handler: &H,
+    wire: &Wire,
+    limits: Limits,
+    stop: &CancellationToken,
+) -> Reply {
+    let (head, incoming) = request.into_parts();
+    let framing = incoming.size_hint().exact().map_or(Framing::Chunked, Framing::Length);
+    let mut body = Body::new(incoming, &head.headers);
+    let mut reply = if wire.begin(framing) {
+        let reply = handler.handle(head, &mut body).await;
+        body.discard(limits.unwanted_body_bytes_max).await;
+        reply
+    } else {
+        body.spoil();
+        handler.refuse_head()
+    };
+    wire.end(body.is_read());
+    if !body.is_read() || stop.is_cancelled() {
+        reply.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    reply
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn f65_only_trouble_of_our_own_makes_accept_pause() {
+        assert!(is_about_one_connection(&io::ErrorKind::ConnectionAborted.into()));
+        // EMFILE and ENFILE.
+        assert!(!is_about_one_connection(&io::Error::from_raw_os_error(24)));
+        assert!(!is_about_one_connection(&io::Error::from_raw_os_error(23)));
+    }
+}

@@ -1,0 +1,7 @@
+//! Tests over real sockets, against a desk that only notes what it was asked.
+
+pub(crate) mod support;
+
+mod api;
+mod hostile;
+mod shutdown;
