@@ -24,10 +24,15 @@ pub fn is_public(address: IpAddr) -> bool {
 
 fn is_public_v4(address: Ipv4Addr) -> bool {
     let refused = match address.octets() {
-        [0 | 10 | 127, ..] | [169, 254, ..] | [192, 168, ..] => true,
         [100, second, ..] => (64..=127).contains(&second),
         [172, second, ..] => (16..=31).contains(&second),
-        [192, 0, 0 | 2, _] | [198, 18 | 19, ..] | [198, 51, 100, _] | [203, 0, 113, _] => true,
+        [0 | 10 | 127, ..]
+        | [169, 254, ..]
+        | [192, 168, ..]
+        | [192, 0, 0 | 2, _]
+        | [198, 18 | 19, ..]
+        | [198, 51, 100, _]
+        | [203, 0, 113, _] => true,
         [first, ..] => first >= 224,
     };
     !refused
@@ -39,12 +44,14 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
         is_public_v4(Ipv4Addr::new(a, b, c, d))
     };
     match address.segments() {
-        // Unspecified, loopback and the long-dead "compatible" form all start with 96 zero bits.
-        [0, 0, 0, 0, 0, 0, ..] => false,
-        [0, 0, 0, 0, 0, 0xffff, high, low] | [0x64, 0xff9b, 0, 0, 0, 0, high, low] => wrapped(high, low),
-        [0x2002, high, low, ..] => wrapped(high, low),
-        // Local translation, tunnels through unknown relays, documentation.
-        [0x64, 0xff9b, 1, ..] | [0x2001, 0 | 0xdb8, ..] | [0x3fff, ..] => false,
+        // Mapped, translated (two forms) and 6to4.
+        [0, 0, 0, 0, 0, 0xffff, high, low]
+        | [0, 0, 0, 0, 0xffff, 0, high, low]
+        | [0x64, 0xff9b, 0, 0, 0, 0, high, low]
+        | [0x2002, high, low, ..] => wrapped(high, low),
+        // Unspecified, loopback and the long-dead "compatible" form, which all start with 96 zero bits; local translation,
+        // tunnels through unknown relays, documentation.
+        [0, 0, 0, 0, 0, 0, ..] | [0x64, 0xff9b, 1, ..] | [0x2001, 0 | 0xdb8, ..] | [0x3fff, ..] => false,
         [first, ..] => {
             let is_unique_local = first & 0xfe00 == 0xfc00;
             let is_link_or_site_local = first & 0xff80 == 0xfe80;
@@ -80,6 +87,7 @@ mod tests {
             "::7f00:1",
             "::ffff:127.0.0.1",
             "::ffff:169.254.169.254",
+            "::ffff:0:127.0.0.1",
             "64:ff9b::a00:1",
             "2002:7f00:1::",
             "fc00::1",

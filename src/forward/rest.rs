@@ -68,6 +68,6 @@ mod tests {
         assert_eq!(rests.resting(&buyer), None);
 
         rests.rest(&buyer, u32::MAX);
-        assert_eq!(rests.resting(&buyer), Some(Duration::from_secs(3600)));
+        assert_eq!(rests.resting(&buyer), Some(Duration::from_hours(1)));
     }
 }

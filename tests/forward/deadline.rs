@@ -27,11 +27,11 @@ async fn f46_an_answer_after_the_time_out_is_still_read() {
     for late_ms in [700, 800, 1_200] {
         let stub = stub(&format!("/a=late:{late_ms}")).await;
         let buyer = buyer(&stub.url("/a"));
-        let forwarded = forward(&forwarder, &buyer).await;
-        assert_eq!(forwarded.outcome, timed_out(None), "{late_ms}");
-        assert!(forwarded.duration >= TIMEOUT && forwarded.duration < TIMEOUT + LATE, "{:?}", forwarded.duration);
+        let told = forward(&forwarder, &buyer).await;
+        assert_eq!(told.outcome, timed_out(None), "{late_ms}");
+        assert!(told.duration >= TIMEOUT && told.duration < TIMEOUT + LATE, "{:?}", told.duration);
         assert_eq!(forwarder.in_flight(&buyer.id), 1, "the reader of the late answer gave its place up");
-        assert_eq!(forwarded.late.expect("a late answer").await, Ok(yes()), "{late_ms}");
+        assert_eq!(told.late.expect("a late answer").await, Ok(yes()), "{late_ms}");
         eventually("the place is given back", || forwarder.in_flight(&buyer.id) == 0).await;
         let stats = stub.stats("/a");
         assert_eq!((stats.received, stats.accepted, stats.duplicates), (1, 1, 0));
@@ -44,9 +44,9 @@ async fn f46_a_buyer_that_never_answers_is_given_up_after_the_late_time() {
     let forwarder = forwarder();
     let buyer = buyer(&stub.url("/a"));
     let began = tokio::time::Instant::now();
-    let forwarded = forward(&forwarder, &buyer).await;
-    assert_eq!(forwarded.outcome, timed_out(None));
-    assert_eq!(forwarded.late.expect("a late answer").await, Ok(timed_out(None)));
+    let told = forward(&forwarder, &buyer).await;
+    assert_eq!(told.outcome, timed_out(None));
+    assert_eq!(told.late.expect("a late answer").await, Ok(timed_out(None)));
     assert!(began.elapsed() >= TIMEOUT + LATE);
     eventually("the place is given back", || forwarder.in_flight(&buyer.id) == 0).await;
     assert_eq!(stub.stats("/a").received, 1);
@@ -56,14 +56,14 @@ async fn f46_a_buyer_that_never_answers_is_given_up_after_the_late_time() {
 async fn f46_a_late_no_and_a_late_break_are_told_too() {
     let forwarder = forwarder();
     let refusing = stub("/a=delay:750:decline").await;
-    let forwarded = forward(&forwarder, &buyer(&refusing.url("/a"))).await;
-    assert_eq!(forwarded.outcome, timed_out(None));
-    let late = forwarded.late.expect("a late answer").await.unwrap();
+    let told = forward(&forwarder, &buyer(&refusing.url("/a"))).await;
+    assert_eq!(told.outcome, timed_out(None));
+    let late = told.late.expect("a late answer").await.unwrap();
     assert!(matches!(&late, Outcome::Declined { reason, .. } if reason == "not interested"), "{late:?}");
 
     let breaking = stub("/a=delay:750:close").await;
-    let forwarded = forward(&forwarder, &buyer(&breaking.url("/a"))).await;
-    let late = forwarded.late.expect("a late answer").await.unwrap();
+    let told = forward(&forwarder, &buyer(&breaking.url("/a"))).await;
+    let late = told.late.expect("a late answer").await.unwrap();
     assert_eq!(late, Outcome::InDoubt { reason: "broken", http_status: None });
 }
 
@@ -93,8 +93,8 @@ async fn p7_late_readers_count_against_the_room_of_the_buyer() {
     let buyer = buyer_with(&stub.url("/a"), |buyer| buyer.in_flight_max = 2);
     let (first, second) = tokio::join!(forward(&forwarder, &buyer), forward(&forwarder, &buyer));
     assert!(forwarder.enter(&buyer).is_none(), "a third forward while two late answers are read");
-    for forwarded in [first, second] {
-        forwarded.late.expect("a late answer").await.unwrap();
+    for told in [first, second] {
+        told.late.expect("a late answer").await.unwrap();
     }
     eventually("room again", || forwarder.enter(&buyer).is_some()).await;
 }
@@ -104,10 +104,10 @@ async fn f48_a_body_that_drips_meets_the_one_deadline() {
     let forwarder = forwarder();
     // 21 bytes, 40 ms apart: no single wait is long, all of them are.
     let stub = stub("/a=drip:40").await;
-    let forwarded = forward(&forwarder, &buyer(&stub.url("/a"))).await;
-    assert_eq!(forwarded.outcome, timed_out(Some(200)));
-    assert!(forwarded.duration < TIMEOUT + LATE, "{:?}", forwarded.duration);
-    assert_eq!(forwarded.late.expect("a late answer").await, Ok(yes()));
+    let told = forward(&forwarder, &buyer(&stub.url("/a"))).await;
+    assert_eq!(told.outcome, timed_out(Some(200)));
+    assert!(told.duration < TIMEOUT + LATE, "{:?}", told.duration);
+    assert_eq!(told.late.expect("a late answer").await, Ok(yes()));
 
     let silent = RawBuyer::start(|mut connection| async move {
         connection.read_request().await;
@@ -115,9 +115,9 @@ async fn f48_a_body_that_drips_meets_the_one_deadline() {
         connection.linger().await;
     })
     .await;
-    let forwarded = forward(&forwarder, &buyer(&silent.url())).await;
-    assert_eq!(forwarded.outcome, timed_out(Some(200)));
-    assert_eq!(forwarded.late.expect("a late answer").await, Ok(timed_out(Some(200))));
+    let told = forward(&forwarder, &buyer(&silent.url())).await;
+    assert_eq!(told.outcome, timed_out(Some(200)));
+    assert_eq!(told.late.expect("a late answer").await, Ok(timed_out(Some(200))));
 }
 
 #[tokio::test]
@@ -125,10 +125,10 @@ async fn f46_a_connection_that_never_stands_is_unsent_and_nothing_comes_late() {
     let silent = RawBuyer::start(|mut connection| async move { connection.linger().await }).await;
     let buyer = buyer(&format!("https://127.0.0.1:{}/leads", silent.port()));
     let forwarder = forwarder();
-    let forwarded = forward(&forwarder, &buyer).await;
-    assert_eq!(forwarded.outcome, Outcome::Unsent { reason: "connect_timeout" });
-    assert!(forwarded.late.is_none());
-    assert!(forwarded.duration >= TIMEOUT && forwarded.duration < TIMEOUT + LATE, "{:?}", forwarded.duration);
+    let told = forward(&forwarder, &buyer).await;
+    assert_eq!(told.outcome, Outcome::Unsent { reason: "connect_timeout" });
+    assert!(told.late.is_none());
+    assert!(told.duration >= TIMEOUT && told.duration < TIMEOUT + LATE, "{:?}", told.duration);
     eventually("the call was cut", || forwarder.in_flight(&buyer.id) == 0).await;
     assert_eq!(silent.connections(), 1);
 }

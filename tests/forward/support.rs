@@ -22,7 +22,7 @@ use tokio::time::Instant;
 /// The buyers' time-out in these tests.
 pub const TIMEOUT: Duration = Duration::from_millis(500);
 /// How long a late answer is awaited.
-pub const LATE: Duration = Duration::from_millis(1000);
+pub const LATE: Duration = Duration::from_secs(1);
 /// A full yes.
 pub const YES: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 21\r\n\r\n{\"status\":\"accepted\"}";
 
@@ -115,9 +115,9 @@ pub async fn forward(forwarder: &Forwarder, buyer: &Arc<Buyer>) -> Forwarded {
 
 /// The outcome of a forward that must leave nothing running.
 pub async fn outcome(forwarder: &Forwarder, buyer: &Arc<Buyer>) -> Outcome {
-    let forwarded = forward(forwarder, buyer).await;
-    assert!(forwarded.late.is_none(), "a late answer is awaited after {:?}", forwarded.outcome);
-    forwarded.outcome
+    let told = forward(forwarder, buyer).await;
+    assert!(told.late.is_none(), "a late answer is awaited after {:?}", told.outcome);
+    told.outcome
 }
 
 /// Waits until something holds, at most ten seconds.

@@ -1,7 +1,7 @@
 //! A scriptable buyer: for tests, for the demo and for trying a routing file out. It tells afterwards, by its own count, what
 //! it was sent and what it accepted.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -155,7 +155,7 @@ impl StubBuyer {
     /// The lead ids that a path said yes to.
     pub fn accepted_ids(&self, path: &str) -> HashSet<String> {
         let paths = self.shared.paths.lock();
-        paths.get(path).into_iter().flat_map(|state| &state.accepted).map(|id| id.to_string()).collect()
+        paths.get(path).into_iter().flat_map(|state| &state.accepted).map(ToString::to_string).collect()
     }
 
     /// Changes what a path does from the next lead on.
@@ -345,9 +345,60 @@ impl Shared {
     }
 
     fn stats_json(&self) -> String {
+        #[derive(Serialize)]
+        struct Counts<'a> {
+            paths: BTreeMap<&'a str, PathStats>,
+        }
         let paths = self.paths.lock();
-        let stats: std::collections::BTreeMap<&str, PathStats> =
-            paths.iter().map(|(path, state)| (path.as_str(), state.stats)).collect();
-        serde_json::json!({ "paths": stats }).to_string()
+        let counts = Counts { paths: paths.iter().map(|(path, state)| (path.as_str(), state.stats)).collect() };
+        // Cannot fail because counts hold only text and integers.
+        serde_json::to_string(&counts).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn counts_tell_new_leads_from_repeats_and_do_not_grow_with_paths() {
+        let path = "/a=random:accept=1".parse::<PathBehaviour>().unwrap();
+        let stub = StubBuyer::on_loopback(vec![path], 1).await.unwrap();
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let post = |path: &str, id: &str| client.post(stub.url(path)).header("idempotency-key", id).body("{}").send();
+        for id in ["1", "2", "1"] {
+            assert_eq!(post("/a", id).await.unwrap().text().await.unwrap(), ACCEPTED);
+        }
+        stub.set_behaviour("/a", Behaviour::Decline);
+        assert_eq!(post("/a", "3").await.unwrap().text().await.unwrap(), REJECTED);
+        let stats = client.get(stub.url(STATS_PATH)).send().await.unwrap().text().await.unwrap();
+        assert_eq!(stats, r#"{"paths":{"/a":{"received":4,"accepted":3,"declined":1,"distinct":3,"duplicates":1}}}"#);
+        assert_eq!(stub.accepted_ids("/a"), HashSet::from(["1".to_owned(), "2".to_owned()]));
+
+        for index in 0..PATHS_MAX + 10 {
+            stub.shared.received(format!("/{index}"), None);
+        }
+        assert!(stub.shared.paths.lock().len() <= PATHS_MAX + 1);
+        assert_eq!(stub.stats(OTHER_PATH).received, 11);
+    }
+
+    #[tokio::test]
+    async fn a_decision_is_made_whether_or_not_the_caller_is_still_there() {
+        let path = "/a=late:50".parse::<PathBehaviour>().unwrap();
+        let stub = StubBuyer::on_loopback(vec![path], 1).await.unwrap();
+        let mut stream = tokio::net::TcpStream::connect(stub.addr()).await.unwrap();
+        let request = b"POST /a HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n";
+        tokio::io::AsyncWriteExt::write_all(&mut stream, request).await.unwrap();
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+        while stub.stats("/a").received == 0 {
+            assert!(tokio::time::Instant::now() < deadline);
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        drop(stream);
+        while stub.stats("/a").accepted == 0 {
+            assert!(tokio::time::Instant::now() < deadline, "the decision left with the caller");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
     }
 }
