@@ -1,1 +1,2 @@
 //! settle
+pub mod settler;
