@@ -24,6 +24,8 @@ use crate::domain::outcome::{AttemptOutcome, LeadStatus};
 use crate::store::{CounterKey, StoreError};
 
 pub mod mysql;
+mod plan;
+mod sql;
 pub mod sqlite;
 
 /// Why a ledger call gave no answer.
@@ -65,6 +67,10 @@ pub struct Settled {
     pub has_more: bool,
     /// Second leads under a used key, stored with their key column empty: an alarm.
     pub key_clashes: usize,
+    /// Partitions whose next entry has a version that is not known here: they wait for a newer gateway.
+    pub stopped: Vec<Partition>,
+    /// The first journal that could not be read while others could; it is read again next time.
+    pub unread: Option<StoreError>,
 }
 
 /// Why settlement stopped.

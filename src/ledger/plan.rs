@@ -1,0 +1,441 @@
+//! What a batch of journal events does to the books: rows, entries, and what is added to balances and cap usage. Pure:
+//! the events of a batch and the rows they meet go in, a [`Plan`] comes out, and nobody else decides.
+//!
+//! Everything here may be asked again with events that were settled before and then comes out empty, because every change
+//! hangs on a row that moves forward (P5, F72, F78): a lead by [`rank_of_status`], an attempt by
+//! [`AttemptOutcome::rank`], a sale by its lines in the books.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::domain::event::{Attempt, Closed, EntryId, Event, Life, Received};
+use crate::domain::id::{BuyerId, CapId, LeadId, Partition, PublisherId};
+use crate::domain::lease::LeaseKey;
+use crate::domain::money::{Currency, Micros};
+use crate::domain::outcome::{AttemptOutcome, LeadStatus};
+
+/// Last microsecond of the year 9999, the last one that a DATETIME holds.
+const UNIX_US_MAX: i64 = 253_402_300_799_999_999;
+
+/// Where an event stood in the journal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Place {
+    pub partition: Partition,
+    pub life: Life,
+    pub id: EntryId,
+}
+
+/// An event on its way into the books, with its bytes for the case that they do not take it.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    pub place: Place,
+    pub bytes: Vec<u8>,
+    pub event: Event,
+}
+
+/// What the books know of a lead.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct KnownLead {
+    pub status: LeadStatus,
+    pub has_received: bool,
+}
+
+/// What the books know of an attempt.
+#[derive(Debug, Clone)]
+pub(super) struct KnownAttempt {
+    pub outcome: AttemptOutcome,
+    pub counted: bool,
+    /// JSON, as [`windows_json`] wrote it.
+    pub windows: String,
+}
+
+/// Rows that the events of a batch meet.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    pub leads: HashMap<LeadId, KnownLead>,
+    /// Who holds an idempotency key.
+    pub keys: HashMap<(PublisherId, [u8; 32]), LeadId>,
+    pub attempts: HashMap<LeaseKey, KnownAttempt>,
+    /// Sales in the books.
+    pub sales: HashSet<LeaseKey>,
+}
+
+/// The "received" part of a lead row.
+#[derive(Debug)]
+pub(super) struct Arrival<'a> {
+    pub event: &'a Received,
+    /// Empty when another lead holds the key.
+    pub key_hash: Option<[u8; 32]>,
+    pub fingerprint: Option<[u8; 32]>,
+}
+
+/// A lead that the books do not have yet; at least one part is there.
+#[derive(Debug)]
+pub(super) struct NewLead<'a> {
+    pub arrival: Option<Arrival<'a>>,
+    pub verdict: Option<&'a Closed>,
+}
+
+/// A new or changed attempt row.
+#[derive(Debug)]
+pub(super) struct AttemptWrite<'a> {
+    pub event: &'a Attempt,
+    pub windows: String,
+}
+
+/// A line of the books.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct EntryWrite {
+    pub lead: LeadId,
+    pub buyer: BuyerId,
+    pub account: String,
+    pub amount: Micros,
+    pub currency: Currency,
+    pub booked_at_us: i64,
+}
+
+/// A cap window, named as the books name it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct UsageKey {
+    pub buyer: BuyerId,
+    pub cap: CapId,
+    pub start: Timestamp,
+}
+
+/// Everything that one batch changes. Sorted by key where other settlers may touch the same rows, so that two of them
+/// wait for each other instead of locking each other out (F68).
+#[derive(Debug, Default)]
+pub(super) struct Plan<'a> {
+    pub new_leads: Vec<NewLead<'a>>,
+    /// For rows that their verdict made.
+    pub arrivals: Vec<Arrival<'a>>,
+    /// For rows that are there.
+    pub verdicts: Vec<&'a Closed>,
+    pub attempts: Vec<AttemptWrite<'a>>,
+    pub entries: Vec<EntryWrite>,
+    pub balances: BTreeMap<(String, Currency), i64>,
+    pub usage: BTreeMap<UsageKey, i64>,
+    pub key_clashes: usize,
+}
+
+/// A verdict replaces one that ranks lower. Sold is last: a doubt that is resolved later may still sell a lead.
+pub(super) fn rank_of_status(status: LeadStatus) -> u8 {
+    match status {
+        LeadStatus::Pending => 0,
+        LeadStatus::InDoubt => 1,
+        LeadStatus::Unsold => 2,
+        LeadStatus::Sold => 3,
+    }
+}
+
+/// Looks for what no ledger can store. The text names the fault and never the value (P9).
+///
+/// # Errors
+/// Why the event is a dead letter.
+pub(super) fn check(event: &Event) -> Result<(), &'static str> {
+    match event {
+        Event::Received(received) => {
+            check_time(received.received_at_us)?;
+            if let Some(claim) = &received.claim {
+                hash_of_hex(&claim.hash).ok_or("the key's hash is not 64 hex digits")?;
+                if let Some(fingerprint) = &claim.fingerprint {
+                    hash_of_hex(fingerprint).ok_or("the fingerprint is not 64 hex digits")?;
+                }
+            }
+            Ok(())
+        }
+        Event::Attempt(attempt) => {
+            check_time(attempt.sent_at_us)?;
+            check_time(booked_at_us(attempt))?;
+            check_money(attempt.price, attempt.payout)?;
+            i64::try_from(attempt.duration_us).map_err(|_| "the duration is out of range")?;
+            for window in &attempt.windows {
+                check_time(window.start_ms.saturating_mul(1000))?;
+                i64::try_from(window.amount).map_err(|_| "a window's amount is out of range")?;
+            }
+            if attempt.books && !is_sale(attempt.outcome) {
+                return Err("it books a sale that its outcome is not");
+            }
+            Ok(())
+        }
+        Event::Closed(closed) => {
+            check_time(closed.closed_at_us)?;
+            if closed.status == LeadStatus::Pending {
+                return Err("it closes a lead as pending");
+            }
+            if let Some(sale) = &closed.sale {
+                check_money(sale.price, sale.payout)?;
+            }
+            if closed.books && (closed.buyer.is_none() || closed.sale.is_none()) {
+                return Err("it books a sale without a buyer or a price");
+            }
+            Ok(())
+        }
+    }
+}
+
+fn check_time(unix_us: i64) -> Result<(), &'static str> {
+    if (0..=UNIX_US_MAX).contains(&unix_us) { Ok(()) } else { Err("a time is out of range") }
+}
+
+fn check_money(price: Micros, payout: Micros) -> Result<(), &'static str> {
+    if price < Micros::ZERO || payout < Micros::ZERO { Err("an amount is negative") } else { Ok(()) }
+}
+
+fn is_sale(outcome: AttemptOutcome) -> bool {
+    matches!(outcome, AttemptOutcome::Accepted | AttemptOutcome::LateAccepted)
+}
+
+/// When the sale of an attempt was made.
+fn booked_at_us(attempt: &Attempt) -> i64 {
+    i64::try_from(attempt.duration_us).map_or(i64::MAX, |duration| attempt.sent_at_us.saturating_add(duration))
+}
+
+/// Reads 64 hex digits.
+pub(super) fn hash_of_hex(text: &str) -> Option<[u8; 32]> {
+    let digits = text.as_bytes();
+    if digits.len() != 64 {
+        return None;
+    }
+    let mut hash = [0_u8; 32];
+    for (byte, pair) in hash.iter_mut().zip(digits.chunks_exact(2)) {
+        let high = char::from(pair[0]).to_digit(16)?;
+        let low = char::from(pair[1]).to_digit(16)?;
+        *byte = u8::try_from(high * 16 + low).ok()?;
+    }
+    Some(hash)
+}
+
+/// One window of an attempt as `attempts.windows` keeps it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct StoredWindow {
+    pub cap: CapId,
+    #[serde(with = "rfc3339")]
+    pub window_start: Timestamp,
+    pub amount: i64,
+}
+
+/// Times in JSON.
+mod rfc3339 {
+    use jiff::Timestamp;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub fn serialize<S: Serializer>(at: &Timestamp, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(at)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Timestamp, D::Error> {
+        String::deserialize(from)?.parse().map_err(|_| D::Error::custom("not a time"))
+    }
+}
+
+/// The windows of an event as the books keep them; [`check`] has made sure that everything is in range.
+fn windows_of(attempt: &Attempt) -> Result<Vec<StoredWindow>, &'static str> {
+    let stored = |window: &crate::domain::event::WindowAmount| {
+        Some(StoredWindow {
+            cap: window.cap.clone(),
+            window_start: Timestamp::from_millisecond(window.start_ms).ok()?,
+            amount: i64::try_from(window.amount).ok()?,
+        })
+    };
+    attempt.windows.iter().map(stored).collect::<Option<_>>().ok_or("a window is out of range")
+}
+
+/// Decides what the events change.
+///
+/// # Errors
+/// Why the batch as a whole has no place in the books: sums beyond 64 bits, or a stored row that cannot be read. Smaller
+/// batches find the culprit.
+pub(super) fn plan<'a>(events: impl Iterator<Item = &'a Event>, known: &Known) -> Result<Plan<'a>, &'static str> {
+    let mut planner = Planner {
+        known,
+        leads: BTreeMap::new(),
+        attempts: BTreeMap::new(),
+        sales: HashSet::new(),
+        plan: Plan::default(),
+    };
+    for event in events {
+        match event {
+            Event::Received(received) => planner.received(received),
+            Event::Attempt(attempt) => planner.attempt(attempt)?,
+            Event::Closed(closed) => planner.closed(closed)?,
+        }
+    }
+    planner.finish()
+}
+
+struct LeadFold<'a> {
+    status: LeadStatus,
+    has_received: bool,
+    received: Option<&'a Received>,
+    verdict: Option<&'a Closed>,
+}
+
+struct AttemptFold<'a> {
+    outcome: Option<AttemptOutcome>,
+    /// What the attempt adds to cap usage now.
+    counts: Vec<StoredWindow>,
+    write: Option<&'a Attempt>,
+}
+
+struct Planner<'a, 'k> {
+    known: &'k Known,
+    leads: BTreeMap<LeadId, LeadFold<'a>>,
+    attempts: BTreeMap<LeaseKey, AttemptFold<'a>>,
+    sales: HashSet<LeaseKey>,
+    plan: Plan<'a>,
+}
+
+impl<'a> Planner<'a, '_> {
+    fn lead(&mut self, lead: LeadId) -> &mut LeadFold<'a> {
+        let known = self.known.leads.get(&lead);
+        self.leads.entry(lead).or_insert_with(|| LeadFold {
+            status: known.map_or(LeadStatus::Pending, |known| known.status),
+            has_received: known.is_some_and(|known| known.has_received),
+            received: None,
+            verdict: None,
+        })
+    }
+
+    fn received(&mut self, received: &'a Received) {
+        let fold = self.lead(received.lead);
+        if !fold.has_received {
+            fold.has_received = true;
+            fold.received = Some(received);
+        }
+    }
+
+    fn closed(&mut self, closed: &'a Closed) -> Result<(), &'static str> {
+        let fold = self.lead(closed.lead);
+        if rank_of_status(closed.status) > rank_of_status(fold.status) {
+            fold.status = closed.status;
+            fold.verdict = Some(closed);
+        }
+        if let (true, false, Some(buyer), Some(sale)) = (closed.books, closed.test, &closed.buyer, &closed.sale) {
+            let key = LeaseKey { lead: closed.lead, buyer: buyer.clone() };
+            self.book(key, &closed.publisher, sale.price, sale.payout, sale.currency, closed.closed_at_us)?;
+        }
+        Ok(())
+    }
+
+    fn attempt(&mut self, attempt: &'a Attempt) -> Result<(), &'static str> {
+        let key = LeaseKey { lead: attempt.lead, buyer: attempt.buyer.clone() };
+        let fold = match self.attempts.entry(key.clone()) {
+            std::collections::btree_map::Entry::Occupied(entry) => entry.into_mut(),
+            std::collections::btree_map::Entry::Vacant(entry) => entry.insert(fold_of(self.known.attempts.get(&key))?),
+        };
+        if fold.outcome.is_none_or(|outcome| attempt.outcome.rank() > outcome.rank()) {
+            let counts = if attempt.counted { windows_of(attempt)? } else { Vec::new() };
+            let before = std::mem::replace(&mut fold.counts, counts);
+            fold.outcome = Some(attempt.outcome);
+            fold.write = Some(attempt);
+            let after = fold.counts.clone();
+            self.count(&attempt.buyer, &before, -1)?;
+            self.count(&attempt.buyer, &after, 1)?;
+        }
+        // Not tied to the change of the row: a late yes that is contested counts at once and is booked only when it is
+        // resolved, by an event of the same rank.
+        if attempt.books {
+            let at = booked_at_us(attempt);
+            self.book(key, &attempt.publisher, attempt.price, attempt.payout, attempt.currency, at)?;
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, buyer: &BuyerId, windows: &[StoredWindow], sign: i64) -> Result<(), &'static str> {
+        for window in windows {
+            let key = UsageKey { buyer: buyer.clone(), cap: window.cap.clone(), start: window.window_start };
+            add(self.plan.usage.entry(key).or_default(), sign * window.amount)?;
+        }
+        Ok(())
+    }
+
+    /// Three lines that sum to zero, once per lead and buyer (P6).
+    fn book(
+        &mut self,
+        key: LeaseKey,
+        publisher: &PublisherId,
+        price: Micros,
+        payout: Micros,
+        currency: Currency,
+        booked_at_us: i64,
+    ) -> Result<(), &'static str> {
+        if self.known.sales.contains(&key) || !self.sales.insert(key.clone()) {
+            return Ok(());
+        }
+        // Neither is negative, so neither negation nor difference leaves 64 bits.
+        let lines = [
+            (format!("buyer:{}", key.buyer), Micros(-price.0)),
+            (format!("publisher:{publisher}"), payout),
+            ("margin".to_owned(), Micros(price.0 - payout.0)),
+        ];
+        for (account, amount) in lines {
+            add(self.plan.balances.entry((account.clone(), currency)).or_default(), amount.0)?;
+            let buyer = key.buyer.clone();
+            self.plan.entries.push(EntryWrite { lead: key.lead, buyer, account, amount, currency, booked_at_us });
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Result<Plan<'a>, &'static str> {
+        let Planner { known, leads, attempts, mut plan, .. } = self;
+        let mut keys_here = HashSet::new();
+        for (lead, fold) in leads {
+            let arrival = fold.received.map(|received| arrival(received, known, &mut keys_here, &mut plan.key_clashes));
+            if !known.leads.contains_key(&lead) {
+                plan.new_leads.push(NewLead { arrival, verdict: fold.verdict });
+            } else {
+                plan.arrivals.extend(arrival);
+                plan.verdicts.extend(fold.verdict);
+            }
+        }
+        for event in attempts.into_values().filter_map(|fold| fold.write) {
+            let windows = serde_json::to_string(&windows_of(event)?).map_err(|_| "its windows cannot be written")?;
+            plan.attempts.push(AttemptWrite { event, windows });
+        }
+        plan.entries.sort();
+        plan.usage.retain(|_, change| *change != 0);
+        Ok(plan)
+    }
+}
+
+fn fold_of<'a>(known: Option<&KnownAttempt>) -> Result<AttemptFold<'a>, &'static str> {
+    let counts = match known {
+        Some(known) if known.counted => {
+            serde_json::from_str(&known.windows).map_err(|_| "the windows of its attempt row cannot be read")?
+        }
+        _ => Vec::new(),
+    };
+    Ok(AttemptFold { outcome: known.map(|known| known.outcome), counts, write: None })
+}
+
+/// A second lead under a used key is possible only after the store was lost. It is stored with its sale, without the key.
+fn arrival<'a>(
+    received: &'a Received,
+    known: &Known,
+    keys_here: &mut HashSet<(PublisherId, [u8; 32])>,
+    clashes: &mut usize,
+) -> Arrival<'a> {
+    let claim = received.claim.as_ref();
+    let fingerprint = claim.and_then(|claim| claim.fingerprint.as_deref()).and_then(hash_of_hex);
+    let mut key_hash = claim.and_then(|claim| hash_of_hex(&claim.hash));
+    if let Some(hash) = key_hash {
+        let key = (received.publisher.clone(), hash);
+        if known.keys.get(&key).is_some_and(|holder| *holder != received.lead) || !keys_here.insert(key) {
+            key_hash = None;
+            *clashes += 1;
+        }
+    }
+    Arrival { event: received, key_hash, fingerprint }
+}
+
+fn add(sum: &mut i64, amount: i64) -> Result<(), &'static str> {
+    *sum = sum.checked_add(amount).ok_or("a sum is out of range")?;
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

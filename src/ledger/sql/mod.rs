@@ -1,0 +1,204 @@
+//! The ledger over any database that speaks our SQL: [`SqlLedger`] keeps the contract, written once.
+//!
+//! `session` is what a database looks like from here, `settle` the settlement transaction, `known` and `write` its reads
+//! and writes, `read` the questions of everybody else, `schema` the migrations.
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+
+use super::{
+    CountedAttempt, JournalSource, LeadDetail, LeadRow, Ledger, LedgerError, MigrationStep, SettleError, Settled,
+    Totals, UsageRow,
+};
+use crate::domain::event::{EntryId, Life, Mark};
+use crate::domain::id::{BuyerId, LeadId, Partition, PublisherId};
+use crate::store::CounterKey;
+use session::{Database, DbError, Session, Value};
+
+mod known;
+mod read;
+pub(super) mod schema;
+pub(super) mod session;
+mod settle;
+mod write;
+
+/// Payloads removed in one statement.
+const REMOVE_MAX: usize = 1000;
+
+/// The books in a database.
+#[derive(Debug)]
+pub struct SqlLedger<D> {
+    database: D,
+}
+
+impl<D: Database> SqlLedger<D> {
+    pub(super) fn new(database: D) -> Self {
+        Self { database }
+    }
+
+    /// A transaction whose reads see one instant.
+    async fn snapshot(&self) -> Result<Box<dyn Session>, DbError> {
+        let mut session = self.database.reader().await?;
+        for statement in self.database.dialect().begin_snapshot {
+            session.run(statement).await?;
+        }
+        Ok(session)
+    }
+
+    /// Ends a transaction that only read.
+    async fn end(mut session: Box<dyn Session>) -> Result<(), DbError> {
+        session.run("COMMIT").await?;
+        session.release();
+        Ok(())
+    }
+
+    /// One statement that commits by itself.
+    async fn execute(&self, sql: &'static str, args: Vec<Value>) -> Result<u64, DbError> {
+        let mut session = self.database.writer().await?;
+        let rows = session.execute(sql.into(), args).await?;
+        session.release();
+        Ok(rows)
+    }
+
+    async fn make_marks(&self, partitions: u16) -> Result<(), DbError> {
+        let fresh = |partition| Mark { partition: Partition(partition), life: Life(0), entry: EntryId::default() };
+        let marks: Vec<_> = (0..partitions).map(fresh).collect();
+        let dialect = self.database.dialect();
+        let mut session = self.database.writer().await?;
+        session.run(dialect.begin).await?;
+        // All rows or none, and the first row decides between two gateways that start at once, even with different numbers.
+        match write::insert_marks(session.as_mut(), &dialect, &marks).await {
+            Ok(()) => session.run("COMMIT").await?,
+            Err(DbError::Duplicate) => session.run("ROLLBACK").await?,
+            Err(error) => return Err(error),
+        }
+        session.release();
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl<D: Database> Ledger for SqlLedger<D> {
+    async fn migrate(&self) -> Result<Vec<MigrationStep>, LedgerError> {
+        self.database.migrate().await
+    }
+
+    async fn check_schema(&self) -> Result<(), LedgerError> {
+        schema::check(&self.database).await
+    }
+
+    async fn ping(&self) -> Result<(), LedgerError> {
+        let mut session = self.database.reader().await?;
+        session.fetch("SELECT 1".into(), Vec::new(), &[session::Kind::Int]).await?;
+        session.release();
+        Ok(())
+    }
+
+    async fn marks(&self, partitions: u16) -> Result<Vec<Mark>, LedgerError> {
+        let mut marks = self.read_marks().await?;
+        if marks.is_empty() {
+            self.make_marks(partitions).await?;
+            marks = self.read_marks().await?;
+        }
+        let is_whole = marks.iter().enumerate().all(|(index, mark)| usize::from(mark.partition.0) == index);
+        if !is_whole || marks.len() != usize::from(partitions) {
+            return Err(LedgerError::Schema(format!(
+                "it was set up for {} partitions and the configuration says {partitions}: the number cannot be changed, \
+                 because counters would move to other partitions",
+                marks.len()
+            )));
+        }
+        Ok(marks)
+    }
+
+    async fn raise_life(&self, partition: Partition, from: Life, to: Life) -> Result<bool, LedgerError> {
+        let life = |life: Life| {
+            i64::try_from(life.0).map(Value::Int).map_err(|_| LedgerError::Bug("a life is out of range".to_owned()))
+        };
+        let sql =
+            "UPDATE settlement_marks SET life = ?, entry_ms = 0, entry_seq = 0 WHERE partition_id = ? AND life = ?";
+        Ok(self.execute(sql, vec![life(to)?, i64::from(partition.0).into(), life(from)?]).await? == 1)
+    }
+
+    async fn settle(&self, source: &dyn JournalSource, rows_max: usize) -> Result<Settled, SettleError> {
+        self.settle_batch(source, rows_max).await
+    }
+
+    async fn usage_snapshot(
+        &self,
+        partition: Partition,
+        keys: &[CounterKey],
+    ) -> Result<(Mark, Vec<Option<u64>>), LedgerError> {
+        Ok(self.read_usage(partition, keys).await?)
+    }
+
+    async fn usage_all(&self, since: Timestamp) -> Result<(Vec<Mark>, Vec<UsageRow>), LedgerError> {
+        Ok(self.read_all_usage(since).await?)
+    }
+
+    async fn counted_attempts(
+        &self,
+        buyer: &BuyerId,
+        start: Timestamp,
+        end: Option<Timestamp>,
+    ) -> Result<Vec<CountedAttempt>, LedgerError> {
+        Ok(self.read_counted_attempts(buyer, start, end).await?)
+    }
+
+    async fn lead(&self, lead: LeadId) -> Result<Option<LeadRow>, LedgerError> {
+        Ok(self.read_lead("WHERE lead_id = ?", vec![lead.into()]).await?)
+    }
+
+    async fn lead_detail(&self, lead: LeadId) -> Result<Option<LeadDetail>, LedgerError> {
+        Ok(self.read_detail(lead).await?)
+    }
+
+    async fn lead_by_key(&self, publisher: &PublisherId, key_hash: &str) -> Result<Option<LeadRow>, LedgerError> {
+        let hash = super::plan::hash_of_hex(key_hash)
+            .ok_or_else(|| LedgerError::Bug("a key's hash is not 64 hex digits".to_owned()))?;
+        let args = vec![hash.into(), publisher.as_str().into()];
+        Ok(self.read_lead("WHERE key_hash = ? AND publisher_id = ?", args).await?)
+    }
+
+    async fn totals(&self) -> Result<Totals, LedgerError> {
+        Ok(self.read_totals().await?)
+    }
+
+    async fn paused_buyers(&self) -> Result<Vec<BuyerId>, LedgerError> {
+        Ok(self.read_paused().await?)
+    }
+
+    async fn set_paused(&self, buyer: &BuyerId, is_paused: bool) -> Result<(), LedgerError> {
+        let sql = if is_paused {
+            "INSERT INTO paused_buyers (buyer_id) VALUES (?)"
+        } else {
+            "DELETE FROM paused_buyers WHERE buyer_id = ?"
+        };
+        match self.execute(sql, vec![buyer.as_str().into()]).await {
+            // Paused already.
+            Ok(_) | Err(DbError::Duplicate) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn remove_payloads(&self, before: Timestamp, count_max: usize) -> Result<u64, LedgerError> {
+        let mut removed = 0;
+        let mut left = count_max;
+        while left > 0 {
+            let count = self.remove_some_payloads(before, left.min(REMOVE_MAX)).await?;
+            removed += u64::try_from(count).unwrap_or(u64::MAX);
+            left = left.saturating_sub(count);
+            if count == 0 {
+                break;
+            }
+        }
+        // Dead letters hold whole events, payloads among them.
+        let sql = "UPDATE dead_letters SET event = NULL WHERE at < ? AND event IS NOT NULL";
+        self.execute(sql, vec![Value::time(before)]).await?;
+        Ok(removed)
+    }
+
+    async fn shut_down(&self) {
+        self.database.close().await;
+    }
+}

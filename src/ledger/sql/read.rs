@@ -1,0 +1,279 @@
+//! What others ask of the books.
+
+use std::collections::{BTreeSet, HashMap};
+
+use jiff::Timestamp;
+
+use super::SqlLedger;
+use super::known::fetch_in;
+use super::session::{Database, DbError, Kind, Row, Value};
+use super::settle::{MARK_KINDS, SELECT_MARKS, read_mark};
+use crate::domain::event::Mark;
+use crate::domain::id::{BuyerId, CampaignId, CapId, LeadId, Partition, PublisherId};
+use crate::domain::money::{Currency, Micros};
+use crate::domain::outcome::{AttemptOutcome, LeadStatus};
+use crate::ledger::{AttemptRow, CountedAttempt, EntryRow, LeadDetail, LeadRow, Totals, UsageRow};
+use crate::store::CounterKey;
+
+/// DATETIME columns come as text, which SQLite has anyway.
+const SELECT_LEAD: &str = "SELECT lead_id, publisher_id, campaign_id, status, reason, buyer_id, price_micros, \
+     payout_micros, currency, test, CAST(received_at AS CHAR), CAST(closed_at AS CHAR), payload, explanation, answer \
+     FROM leads";
+const LEAD_KINDS: [Kind; 15] = [
+    Kind::Bytes,
+    Kind::Text,
+    Kind::Text,
+    Kind::Text,
+    Kind::Text,
+    Kind::Text,
+    Kind::Int,
+    Kind::Int,
+    Kind::Text,
+    Kind::Int,
+    Kind::Text,
+    Kind::Text,
+    Kind::Text,
+    Kind::Text,
+    Kind::Text,
+];
+const SELECT_ATTEMPTS: &str = "SELECT lead_id, buyer_id, ordinal, outcome, counted, http_status, reason, \
+     CAST(sent_at AS CHAR), duration_us, windows, price_micros, payout_micros, currency FROM attempts \
+     WHERE lead_id = ? ORDER BY ordinal, attempt_id";
+const ATTEMPT_KINDS: [Kind; 13] = [
+    Kind::Bytes,
+    Kind::Text,
+    Kind::Int,
+    Kind::Text,
+    Kind::Int,
+    Kind::Int,
+    Kind::Text,
+    Kind::Text,
+    Kind::Int,
+    Kind::Text,
+    Kind::Int,
+    Kind::Int,
+    Kind::Text,
+];
+const SELECT_ENTRIES: &str = "SELECT account, amount_micros, currency, kind, CAST(booked_at AS CHAR) FROM entries \
+     WHERE lead_id = ? ORDER BY entry_id";
+const ENTRY_KINDS: [Kind; 5] = [Kind::Text, Kind::Int, Kind::Text, Kind::Text, Kind::Text];
+
+fn buyer(text: &str) -> Option<BuyerId> {
+    BuyerId::new(text).ok()
+}
+
+fn lead_row(mut row: Row) -> Result<LeadRow, DbError> {
+    Ok(LeadRow {
+        lead: row.lead()?,
+        publisher: row.parsed(|text| PublisherId::new(text).ok())?,
+        campaign: row.parsed(|text| CampaignId::new(text).ok())?,
+        status: row.parsed(LeadStatus::parse)?,
+        reason: row.opt_text()?,
+        buyer: row.opt_parsed(buyer)?,
+        price: row.opt_int()?.map(Micros),
+        payout: row.opt_int()?.map(Micros),
+        currency: row.opt_parsed(Currency::new)?,
+        is_test: row.int()? != 0,
+        received_at: row.time()?,
+        closed_at: row.opt_time()?,
+        payload: row.opt_text()?,
+        explanation: row.opt_text()?,
+        answer: row.opt_text()?,
+    })
+}
+
+fn attempt_row(mut row: Row) -> Result<AttemptRow, DbError> {
+    Ok(AttemptRow {
+        lead: row.lead()?,
+        buyer: row.parsed(buyer)?,
+        ordinal: row.number()?,
+        outcome: row.parsed(AttemptOutcome::parse)?,
+        counted: row.int()? != 0,
+        http_status: row.opt_int()?.and_then(|status| u16::try_from(status).ok()),
+        reason: row.opt_text()?,
+        sent_at: row.time()?,
+        duration_us: row.number()?,
+        windows: row.text()?,
+        price: Micros(row.int()?),
+        payout: Micros(row.int()?),
+        currency: row.parsed(Currency::new)?,
+    })
+}
+
+fn entry_row(mut row: Row) -> Result<EntryRow, DbError> {
+    Ok(EntryRow {
+        account: row.text()?,
+        amount: Micros(row.int()?),
+        currency: row.parsed(Currency::new)?,
+        kind: row.text()?,
+        booked_at: row.time()?,
+    })
+}
+
+impl<D: Database> SqlLedger<D> {
+    pub(super) async fn read_marks(&self) -> Result<Vec<Mark>, DbError> {
+        let mut session = self.database.reader().await?;
+        let sql = format!("{SELECT_MARKS} ORDER BY partition_id");
+        let rows = session.fetch(sql.into(), Vec::new(), &MARK_KINDS).await?;
+        session.release();
+        rows.into_iter().map(|mut row| read_mark(&mut row)).collect()
+    }
+
+    pub(super) async fn read_usage(
+        &self,
+        partition: Partition,
+        keys: &[CounterKey],
+    ) -> Result<(Mark, Vec<Option<u64>>), DbError> {
+        let mut session = self.snapshot().await?;
+        let sql = format!("{SELECT_MARKS} WHERE partition_id = ?");
+        let rows = session.fetch(sql.into(), vec![i64::from(partition.0).into()], &MARK_KINDS).await?;
+        let mut row = rows.into_iter().next().ok_or_else(|| {
+            DbError::Schema(format!("it has no mark for partition {}: it was set up for fewer", partition.0))
+        })?;
+        let mark = read_mark(&mut row)?;
+        // All windows of these buyers from the oldest one asked for: few rows, found by the key's first column.
+        let buyers: BTreeSet<&str> = keys.iter().map(|key| key.buyer.as_str()).collect();
+        let mut used = HashMap::new();
+        if let Some(oldest) = keys.iter().map(|key| key.window.start).min() {
+            let sql = format!("{SELECT_USAGE} WHERE window_start >= ? AND buyer_id");
+            let oldest = [Value::time(oldest)];
+            for row in fetch_in(session.as_mut(), &sql, &oldest, buyers, &USAGE_KINDS).await? {
+                let row = usage_row(row)?;
+                used.insert((row.buyer, row.cap, row.window_start), row.used);
+            }
+        }
+        Self::end(session).await?;
+        let find = |key: &CounterKey| used.get(&(key.buyer.clone(), key.cap.clone(), key.window.start)).copied();
+        Ok((mark, keys.iter().map(find).collect()))
+    }
+
+    pub(super) async fn read_all_usage(&self, since: Timestamp) -> Result<(Vec<Mark>, Vec<UsageRow>), DbError> {
+        let mut session = self.snapshot().await?;
+        let sql = format!("{SELECT_MARKS} ORDER BY partition_id");
+        let marks = session.fetch(sql.into(), Vec::new(), &MARK_KINDS).await?;
+        let sql = format!("{SELECT_USAGE} WHERE window_start >= ? OR window_start = ?");
+        let args = vec![Value::time(since), Value::time(Timestamp::UNIX_EPOCH)];
+        let rows = session.fetch(sql.into(), args, &USAGE_KINDS).await?;
+        Self::end(session).await?;
+        let marks = marks.into_iter().map(|mut row| read_mark(&mut row)).collect::<Result<_, _>>()?;
+        Ok((marks, rows.into_iter().map(usage_row).collect::<Result<_, _>>()?))
+    }
+
+    pub(super) async fn read_counted_attempts(
+        &self,
+        buyer: &BuyerId,
+        start: Timestamp,
+        end: Option<Timestamp>,
+    ) -> Result<Vec<CountedAttempt>, DbError> {
+        let mut session = self.database.reader().await?;
+        let sql = "SELECT a.publisher_id, l.payload, a.price_micros FROM attempts a \
+                   LEFT JOIN leads l ON l.lead_id = a.lead_id \
+                   WHERE a.buyer_id = ? AND a.counted = 1 AND a.sent_at >= ? AND a.sent_at < ?";
+        let end = end.map_or_else(|| Value::from("9999-12-31 23:59:59.999999"), Value::time);
+        let args = vec![buyer.as_str().into(), Value::time(start), end];
+        let rows = session.fetch(sql.into(), args, &[Kind::Text, Kind::Text, Kind::Int]).await?;
+        session.release();
+        let read = |mut row: Row| {
+            Ok(CountedAttempt {
+                publisher: row.parsed(|text| PublisherId::new(text).ok())?,
+                payload: row.opt_text()?,
+                price: Micros(row.int()?),
+            })
+        };
+        rows.into_iter().map(read).collect()
+    }
+
+    pub(super) async fn read_lead(&self, filter: &'static str, args: Vec<Value>) -> Result<Option<LeadRow>, DbError> {
+        let mut session = self.database.reader().await?;
+        let rows = session.fetch(format!("{SELECT_LEAD} {filter}").into(), args, &LEAD_KINDS).await?;
+        session.release();
+        rows.into_iter().next().map(lead_row).transpose()
+    }
+
+    pub(super) async fn read_detail(&self, lead: LeadId) -> Result<Option<LeadDetail>, DbError> {
+        let mut session = self.snapshot().await?;
+        let args = || vec![Value::from(lead)];
+        let sql = format!("{SELECT_LEAD} WHERE lead_id = ?");
+        let leads = session.fetch(sql.into(), args(), &LEAD_KINDS).await?;
+        let attempts = session.fetch(SELECT_ATTEMPTS.into(), args(), &ATTEMPT_KINDS).await?;
+        let entries = session.fetch(SELECT_ENTRIES.into(), args(), &ENTRY_KINDS).await?;
+        Self::end(session).await?;
+        let Some(lead) = leads.into_iter().next() else { return Ok(None) };
+        Ok(Some(LeadDetail {
+            lead: lead_row(lead)?,
+            attempts: attempts.into_iter().map(attempt_row).collect::<Result<_, _>>()?,
+            entries: entries.into_iter().map(entry_row).collect::<Result<_, _>>()?,
+        }))
+    }
+
+    pub(super) async fn read_totals(&self) -> Result<Totals, DbError> {
+        let mut session = self.snapshot().await?;
+        let mut totals = Totals::default();
+        let sql = "SELECT status, COUNT(*) FROM leads GROUP BY status ORDER BY status";
+        for mut row in session.fetch(sql.into(), Vec::new(), &[Kind::Text, Kind::Int]).await? {
+            totals.leads.push((row.text()?, row.number()?));
+        }
+        let sql =
+            "SELECT buyer_id, outcome, COUNT(*) FROM attempts GROUP BY buyer_id, outcome ORDER BY buyer_id, outcome";
+        for mut row in session.fetch(sql.into(), Vec::new(), &[Kind::Text, Kind::Text, Kind::Int]).await? {
+            totals.attempts.push((row.text()?, row.text()?, row.number()?));
+        }
+        let sql = "SELECT account, currency, balance_micros FROM balances ORDER BY account, currency";
+        for mut row in session.fetch(sql.into(), Vec::new(), &[Kind::Text, Kind::Text, Kind::Int]).await? {
+            totals.balances.push((row.text()?, row.text()?, row.int()?));
+        }
+        let sql = "SELECT COUNT(DISTINCT lead_id) FROM (SELECT lead_id FROM entries GROUP BY lead_id, currency \
+                   HAVING SUM(amount_micros) <> 0) AS unbalanced";
+        for mut row in session.fetch(sql.into(), Vec::new(), &[Kind::Int]).await? {
+            totals.unbalanced_leads = row.number()?;
+        }
+        // Both sides in one sum, so that an account that one of them lacks is found too.
+        let sql = "SELECT COUNT(*) FROM (SELECT account, currency FROM (\
+                   SELECT account, currency, amount_micros AS micros FROM entries UNION ALL \
+                   SELECT account, currency, -balance_micros AS micros FROM balances) AS sides \
+                   GROUP BY account, currency HAVING SUM(micros) <> 0) AS unbalanced";
+        for mut row in session.fetch(sql.into(), Vec::new(), &[Kind::Int]).await? {
+            totals.unbalanced_accounts = row.number()?;
+        }
+        Self::end(session).await?;
+        Ok(totals)
+    }
+
+    pub(super) async fn read_paused(&self) -> Result<Vec<BuyerId>, DbError> {
+        let mut session = self.database.reader().await?;
+        let sql = "SELECT buyer_id FROM paused_buyers ORDER BY buyer_id";
+        let rows = session.fetch(sql.into(), Vec::new(), &[Kind::Text]).await?;
+        session.release();
+        rows.into_iter().map(|mut row| row.parsed(buyer)).collect()
+    }
+
+    /// Answers how many were found, which is fewer than `count_max` when none is left.
+    pub(super) async fn remove_some_payloads(&self, before: Timestamp, count_max: usize) -> Result<usize, DbError> {
+        let mut session = self.database.writer().await?;
+        let sql = "SELECT lead_id FROM leads WHERE has_payload = 1 AND received_at < ? ORDER BY received_at LIMIT ?";
+        let args = vec![Value::time(before), i64::try_from(count_max).unwrap_or(i64::MAX).into()];
+        let rows = session.fetch(sql.into(), args, &[Kind::Bytes]).await?;
+        let ids = rows.into_iter().map(|mut row| row.lead().map(Value::from)).collect::<Result<Vec<_>, _>>()?;
+        let count = ids.len();
+        if count > 0 {
+            let list = vec!["?"; count].join(",");
+            let sql = format!("UPDATE leads SET payload = NULL, has_payload = 0 WHERE lead_id IN ({list})");
+            session.execute(sql.into(), ids).await?;
+        }
+        session.release();
+        Ok(count)
+    }
+}
+
+const SELECT_USAGE: &str = "SELECT buyer_id, cap_id, CAST(window_start AS CHAR), used FROM cap_usage";
+const USAGE_KINDS: [Kind; 4] = [Kind::Text, Kind::Text, Kind::Text, Kind::Int];
+
+fn usage_row(mut row: Row) -> Result<UsageRow, DbError> {
+    Ok(UsageRow {
+        buyer: row.parsed(buyer)?,
+        cap: CapId::new(&row.text()?),
+        window_start: row.time()?,
+        // Usage below zero would be a broken promise (P2); better no answer than a wrong one.
+        used: row.number()?,
+    })
+}

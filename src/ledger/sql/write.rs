@@ -1,0 +1,312 @@
+//! Carries out a plan: a few statements with many rows each.
+
+use std::borrow::Cow;
+
+use super::session::{DbError, Dialect, Session, Set, Value};
+use crate::domain::event::{Closed, Mark};
+use crate::domain::money::Currency;
+use crate::domain::outcome::LeadStatus;
+use crate::ledger::plan::{Arrival, AttemptWrite, EntryWrite, NewLead, Place, Plan};
+
+/// Most characters of a buyer's words that are kept. Cut, not refused: they must not cost a sale its row.
+const REASON_CHARS_MAX: usize = 200;
+
+/// Rows written, by table.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Written {
+    pub leads: u64,
+    pub attempts: u64,
+    pub entries: u64,
+    pub balances: u64,
+    pub usage: u64,
+}
+
+impl Written {
+    /// As `Settled` lists them.
+    pub fn by_table(&self) -> Vec<(&'static str, u64)> {
+        vec![
+            ("leads", self.leads),
+            ("attempts", self.attempts),
+            ("entries", self.entries),
+            ("balances", self.balances),
+            ("cap_usage", self.usage),
+        ]
+    }
+
+    /// Adds another batch.
+    pub fn add(&mut self, other: &Self) {
+        self.leads += other.leads;
+        self.attempts += other.attempts;
+        self.entries += other.entries;
+        self.balances += other.balances;
+        self.usage += other.usage;
+    }
+}
+
+/// Writes everything that the plan holds; balances last, because every settler wants the margin's row and holds it until
+/// it commits.
+pub async fn carry_out(session: &mut dyn Session, dialect: &Dialect, plan: &Plan<'_>) -> Result<Written, DbError> {
+    let count = |rows: usize| u64::try_from(rows).unwrap_or(u64::MAX);
+    let written = Written {
+        leads: count(plan.new_leads.len() + plan.arrivals.len() + plan.verdicts.len()),
+        attempts: count(plan.attempts.len()),
+        entries: count(plan.entries.len()),
+        balances: count(plan.balances.len()),
+        usage: count(plan.usage.len()),
+    };
+    insert(session, dialect, NEW_LEADS, "", plan.new_leads.iter().map(new_lead)).await?;
+    for arrival in &plan.arrivals {
+        session.execute(Cow::Borrowed(ARRIVAL), arrival_args(arrival)).await?;
+    }
+    let sets = ["status", "reason", "buyer_id", "price_micros", "payout_micros", "currency", "closed_at"];
+    let sets: Vec<_> = sets.into_iter().chain(["explanation", "answer"]).map(Set::New).collect();
+    let end = dialect.upsert("lead_id", &sets);
+    insert(session, dialect, VERDICTS, &end, plan.verdicts.iter().map(|closed| verdict(closed))).await?;
+    write_attempts(session, dialect, &plan.attempts).await?;
+    insert(session, dialect, ENTRIES, "", plan.entries.iter().map(entry)).await?;
+    let end = dialect.upsert("buyer_id, cap_id, window_start", &[Set::Add("used")]);
+    let usage = plan.usage.iter().map(|(key, change)| {
+        vec![key.buyer.as_str().into(), key.cap.as_str().into(), Value::time(key.start), (*change).into()]
+    });
+    insert(session, dialect, USAGE, &end, usage).await?;
+    let end = dialect.upsert("account, currency", &[Set::Add("balance_micros")]);
+    let balance = |((account, currency), change): (&(String, Currency), &i64)| {
+        vec![account.as_str().into(), currency.as_str().into(), (*change).into()]
+    };
+    insert(session, dialect, BALANCES, &end, plan.balances.iter().map(balance)).await?;
+    Ok(written)
+}
+
+/// The head of an INSERT and how many values a row has.
+#[derive(Clone, Copy)]
+struct Head {
+    sql: &'static str,
+    columns: usize,
+}
+
+const NEW_LEADS: Head = Head {
+    sql: "INSERT INTO leads (lead_id, publisher_id, campaign_id, status, reason, buyer_id, price_micros, payout_micros, \
+          currency, test, received_at, closed_at, has_received, has_payload, payload, explanation, answer, key_hash, \
+          fingerprint) VALUES ",
+    columns: 19,
+};
+/// Only the primary key can be taken: `key_hash` stays NULL in the row that is offered, and NULL meets nothing.
+const VERDICTS: Head = Head {
+    sql: "INSERT INTO leads (lead_id, publisher_id, campaign_id, status, reason, buyer_id, price_micros, payout_micros, \
+          currency, test, received_at, closed_at, has_received, has_payload, explanation, answer) VALUES ",
+    columns: 16,
+};
+const ARRIVAL: &str = "UPDATE leads SET test = ?, received_at = ?, has_received = 1, has_payload = 1, payload = ?, \
+                       key_hash = ?, fingerprint = ? WHERE lead_id = ? AND has_received = 0";
+const ATTEMPTS: Head = Head {
+    sql: "INSERT INTO attempts (lead_id, buyer_id, publisher_id, campaign_id, ordinal, outcome, counted, http_status, \
+          reason, sent_at, duration_us, windows, price_micros, payout_micros, currency) VALUES ",
+    columns: 15,
+};
+const ENTRIES: Head = Head {
+    sql: "INSERT INTO entries (lead_id, buyer_id, account, amount_micros, currency, kind, booked_at) VALUES ",
+    columns: 7,
+};
+const USAGE: Head = Head { sql: "INSERT INTO cap_usage (buyer_id, cap_id, window_start, used) VALUES ", columns: 4 };
+const BALANCES: Head = Head { sql: "INSERT INTO balances (account, currency, balance_micros) VALUES ", columns: 3 };
+const DEAD_LETTERS: Head = Head {
+    sql: "INSERT INTO dead_letters (partition_id, life, entry_ms, entry_seq, reason, event) VALUES ",
+    columns: 6,
+};
+const MARKS: Head =
+    Head { sql: "INSERT INTO settlement_marks (partition_id, life, entry_ms, entry_seq) VALUES ", columns: 4 };
+
+/// Inserts rows with as few statements as placeholders and bytes allow (F74).
+async fn insert(
+    session: &mut dyn Session,
+    dialect: &Dialect,
+    head: Head,
+    end: &str,
+    rows: impl Iterator<Item = Vec<Value>> + Send,
+) -> Result<(), DbError> {
+    let rows_max = dialect.placeholders_max / head.columns;
+    let (mut args, mut count, mut bytes) = (Vec::new(), 0, 0);
+    for row in rows {
+        let size: usize = row.iter().map(Value::size).sum();
+        if size > dialect.row_bytes_max {
+            return Err(DbError::Refused("larger than the database takes".to_owned()));
+        }
+        if count > 0 && (count == rows_max || bytes + size > dialect.statement_bytes_max) {
+            send(session, head, end, count, std::mem::take(&mut args)).await?;
+            (count, bytes) = (0, 0);
+        }
+        args.extend(row);
+        count += 1;
+        bytes += size;
+    }
+    if count > 0 {
+        send(session, head, end, count, args).await?;
+    }
+    Ok(())
+}
+
+async fn send(session: &mut dyn Session, head: Head, end: &str, rows: usize, args: Vec<Value>) -> Result<(), DbError> {
+    let row = format!("({})", vec!["?"; head.columns].join(","));
+    let sql = format!("{}{}{end}", head.sql, vec![row.as_str(); rows].join(","));
+    session.execute(Cow::Owned(sql), args).await.map(drop)
+}
+
+fn new_lead(lead: &NewLead<'_>) -> Vec<Value> {
+    let arrival = lead.arrival.as_ref();
+    let received = arrival.map(|arrival| arrival.event);
+    let closed = lead.verdict;
+    let id = received.map(|event| event.lead).or(closed.map(|event| event.lead));
+    let publisher = received.map(|event| &event.publisher).or(closed.map(|event| &event.publisher));
+    let campaign = received.map(|event| &event.campaign).or(closed.map(|event| &event.campaign));
+    let is_test = received.is_some_and(|event| event.test) || closed.is_some_and(|event| event.test);
+    // Until the lead's own event comes, the time of its verdict is the nearest that is known.
+    let received_at = received.map(|event| event.received_at_us).or(closed.map(|event| event.closed_at_us));
+    let mut row = vec![
+        Value::optional(id),
+        Value::optional(publisher.map(|id| id.as_str())),
+        Value::optional(campaign.map(|id| id.as_str())),
+    ];
+    row.extend(verdict_terms(closed));
+    row.extend([is_test.into(), received_at.map_or(Value::Null, Value::time_of_us)]);
+    row.push(closed.map_or(Value::Null, |event| Value::time_of_us(event.closed_at_us)));
+    row.extend([received.is_some().into(), received.is_some().into()]);
+    row.push(Value::optional(received.map(|event| event.payload.as_str())));
+    row.push(Value::optional(closed.map(|event| event.explanation.as_str())));
+    row.push(Value::optional(closed.map(|event| event.answer.as_str())));
+    row.push(Value::optional(arrival.and_then(|arrival| arrival.key_hash)));
+    row.push(Value::optional(arrival.and_then(|arrival| arrival.fingerprint)));
+    row
+}
+
+/// Status, reason, buyer, price, payout, currency.
+fn verdict_terms(closed: Option<&Closed>) -> [Value; 6] {
+    let status = closed.map_or(LeadStatus::Pending, |event| event.status);
+    let sale = closed.and_then(|event| event.sale);
+    [
+        status.as_str().into(),
+        cut(closed.and_then(|event| event.reason.as_deref())),
+        Value::optional(closed.and_then(|event| event.buyer.as_ref()).map(|id| id.as_str())),
+        Value::optional(sale.map(|sale| sale.price.0)),
+        Value::optional(sale.map(|sale| sale.payout.0)),
+        Value::optional(sale.as_ref().map(|sale| sale.currency.as_str())),
+    ]
+}
+
+fn verdict(closed: &Closed) -> Vec<Value> {
+    let closed_at = Value::time_of_us(closed.closed_at_us);
+    let mut row = vec![closed.lead.into(), closed.publisher.as_str().into(), closed.campaign.as_str().into()];
+    row.extend(verdict_terms(Some(closed)));
+    row.extend([closed.test.into(), closed_at.clone(), closed_at, false.into(), false.into()]);
+    row.extend([closed.explanation.as_str().into(), closed.answer.as_str().into()]);
+    row
+}
+
+fn arrival_args(arrival: &Arrival<'_>) -> Vec<Value> {
+    let event = arrival.event;
+    vec![
+        event.test.into(),
+        Value::time_of_us(event.received_at_us),
+        event.payload.as_str().into(),
+        Value::optional(arrival.key_hash),
+        Value::optional(arrival.fingerprint),
+        event.lead.into(),
+    ]
+}
+
+async fn write_attempts(
+    session: &mut dyn Session,
+    dialect: &Dialect,
+    attempts: &[AttemptWrite<'_>],
+) -> Result<(), DbError> {
+    let sets = ["ordinal", "outcome", "counted", "http_status", "reason", "sent_at", "duration_us", "windows"];
+    let sets = sets.into_iter().chain(["price_micros", "payout_micros", "currency"]).map(Set::New);
+    let end = dialect.upsert("lead_id, buyer_id", &sets.collect::<Vec<_>>());
+    let row = |write: &AttemptWrite<'_>| {
+        let event = write.event;
+        vec![
+            event.lead.into(),
+            event.buyer.as_str().into(),
+            event.publisher.as_str().into(),
+            event.campaign.as_str().into(),
+            i64::from(event.ordinal).into(),
+            event.outcome.as_str().into(),
+            event.counted.into(),
+            Value::optional(event.http_status.map(i64::from)),
+            cut(event.reason.as_deref()),
+            Value::time_of_us(event.sent_at_us),
+            // Cannot fail because the planner refuses larger ones.
+            i64::try_from(event.duration_us).unwrap_or(i64::MAX).into(),
+            write.windows.as_str().into(),
+            event.price.0.into(),
+            event.payout.0.into(),
+            event.currency.as_str().into(),
+        ]
+    };
+    insert(session, dialect, ATTEMPTS, &end, attempts.iter().map(row)).await
+}
+
+fn entry(entry: &EntryWrite) -> Vec<Value> {
+    vec![
+        entry.lead.into(),
+        entry.buyer.as_str().into(),
+        entry.account.as_str().into(),
+        entry.amount.0.into(),
+        entry.currency.as_str().into(),
+        "sale".into(),
+        Value::time_of_us(entry.booked_at_us),
+    ]
+}
+
+fn cut(words: Option<&str>) -> Value {
+    Value::optional(words.map(|words| words.chars().take(REASON_CHARS_MAX).collect::<String>()))
+}
+
+/// An event that the books do not take.
+#[derive(Debug)]
+pub struct DeadLetter {
+    pub place: Place,
+    pub bytes: Vec<u8>,
+    pub reason: String,
+}
+
+/// Keeps dead letters, each once. One that is too large for the database itself is kept without its bytes.
+pub async fn bury(session: &mut dyn Session, dialect: &Dialect, letters: &[DeadLetter]) -> Result<(), DbError> {
+    let end = dialect.upsert("partition_id, life, entry_ms, entry_seq", &[Set::New("reason")]);
+    let mut rows = Vec::with_capacity(letters.len());
+    for letter in letters {
+        let mut row = place_args(&letter.place)?.to_vec();
+        row.push(letter.reason.as_str().into());
+        let fits = letter.bytes.len() < dialect.row_bytes_max.saturating_sub(1024);
+        row.push(if fits { Value::Bytes(letter.bytes.clone()) } else { Value::Null });
+        rows.push(row);
+    }
+    insert(session, dialect, DEAD_LETTERS, &end, rows.into_iter()).await
+}
+
+fn place_args(place: &Place) -> Result<[Value; 4], DbError> {
+    let number = |value: u64| {
+        let number = i64::try_from(value).map_err(|_| DbError::Bug("a journal place is out of range".to_owned()))?;
+        Ok(Value::Int(number))
+    };
+    let partition = i64::from(place.partition.0).into();
+    Ok([partition, number(place.life.0)?, number(place.id.ms)?, number(place.id.seq)?])
+}
+
+/// Makes mark rows, all or none; [`DbError::Duplicate`] when someone else did.
+pub async fn insert_marks(session: &mut dyn Session, dialect: &Dialect, marks: &[Mark]) -> Result<(), DbError> {
+    let mut rows = Vec::with_capacity(marks.len());
+    for mark in marks {
+        rows.push(place_args(&Place { partition: mark.partition, life: mark.life, id: mark.entry })?.to_vec());
+    }
+    insert(session, dialect, MARKS, "", rows.into_iter()).await
+}
+
+/// Moves marks whose rows this transaction has locked.
+pub async fn move_marks(session: &mut dyn Session, dialect: &Dialect, marks: &[Mark]) -> Result<(), DbError> {
+    let mut rows = Vec::with_capacity(marks.len());
+    for mark in marks {
+        rows.push(place_args(&Place { partition: mark.partition, life: mark.life, id: mark.entry })?.to_vec());
+    }
+    let end = dialect.upsert("partition_id", &[Set::New("entry_ms"), Set::New("entry_seq")]);
+    insert(session, dialect, MARKS, &end, rows.into_iter()).await
+}
