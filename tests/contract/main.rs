@@ -1,1 +1,6 @@
 //! One list of behaviours, run on every store and every ledger.
+
+mod behaviours;
+mod embedded;
+mod store;
+mod support;
