@@ -14,7 +14,7 @@ use tokio::sync::{Notify, Semaphore, watch};
 use tokio_util::task::TaskTracker;
 
 use crate::clock::SharedClock;
-use crate::config::Config;
+use crate::config::{Config, RoutingFile};
 use crate::domain::id::{BuyerId, LeadId};
 use crate::domain::routing::{Buyer, Routing};
 use crate::filter::CompiledRouting;
@@ -40,16 +40,14 @@ pub struct RoutingInForce {
     pub compiled: CompiledRouting,
     /// API keys to publishers.
     pub keys: Arc<KeyIndex>,
-    /// SHA-256 of the file, to tell an unchanged file from one that reuses a version.
-    pub digest: [u8; 32],
 }
 
 impl RoutingInForce {
     /// Compiles a checked routing.
     #[must_use]
-    pub fn new(routing: Routing, digest: [u8; 32]) -> Self {
+    pub fn new(routing: Routing) -> Self {
         let keys = Arc::new(KeyIndex::new(&routing));
-        Self { compiled: CompiledRouting::new(routing), keys, digest }
+        Self { compiled: CompiledRouting::new(routing), keys }
     }
 
     /// Buyers that the file pauses.
@@ -80,7 +78,7 @@ pub struct Gateway {
     /// The way to the buyers.
     pub forwarder: Forwarder,
     /// All metrics.
-    pub telemetry: Telemetry,
+    pub telemetry: Arc<Telemetry>,
     /// Buyers paused by the admin API or the routing file.
     pub paused: ArcSwap<HashSet<BuyerId>>,
     /// Walks and late listeners: what a drain waits for.
@@ -94,6 +92,7 @@ pub struct Gateway {
     pub(crate) lives: Lives,
     pub(crate) seeder: Seeder,
     pub(crate) routing: ArcSwap<RoutingInForce>,
+    pub(crate) routing_file: Mutex<RoutingFile>,
     pub(crate) reload_wanted: Notify,
     /// Walks of this gateway, for twins that wait and for nobody else; bounded by `in_flight`.
     pub(crate) running: Mutex<HashMap<LeadId, watch::Receiver<Progress>>>,
@@ -124,6 +123,14 @@ impl Gateway {
             + Duration::from_secs(5)
     }
 
+    /// The longest that any publisher may wait for an answer.
+    #[must_use]
+    pub fn answer_max(&self) -> Duration {
+        let routing = self.routing.load();
+        let asked = routing.compiled.routing().publishers.values().filter_map(|publisher| publisher.wait_max).max();
+        asked.unwrap_or_default().max(self.config.intake.answer_within)
+    }
+
     /// A pause between repeats that ends early when the process has to end.
     #[must_use]
     pub fn backoff(&self) -> Backoff {
@@ -148,7 +155,7 @@ impl Gateway {
 
     /// One place where store trouble becomes a log line (at most one in five seconds per kind, F92) and a gauge.
     pub fn note_store_error(&self, error: &StoreError) {
-        self.status.store_failed(&self.telemetry, self.clock.now(), error);
+        self.status.store_failed(&self.telemetry, error);
     }
 
     /// The store refused a window: its clock differs from our estimate.
@@ -159,7 +166,7 @@ impl Gateway {
     /// Counts a yes that came late, and every unit that it put above a limit.
     pub async fn late_accepted(&self, held: &Held) {
         let metrics = self.telemetry.buyer(&held.key.buyer);
-        metrics.late_accepted();
+        metrics.late_accepted.increment(1);
         let keys: Vec<CounterKey> = held
             .charges
             .iter()
@@ -173,7 +180,7 @@ impl Gateway {
         for ((charge, limit), counter) in held.charges.iter().zip(&held.limits).zip(counters) {
             let Some(used) = counter.filter(|used| used > limit) else { continue };
             let above = (used - limit).min(charge.amount);
-            metrics.overshoot(if charge.amount == 1 { above } else { 1 });
+            metrics.cap_overshoot.increment(above);
             tracing::error!(buyer = %held.key.buyer, cap = %charge.cap, used, limit,
                 "a late yes was counted above the limit");
         }

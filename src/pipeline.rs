@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 use jiff::Timestamp;
@@ -20,6 +21,7 @@ use crate::filter::CompiledCampaign;
 use crate::app::{Gateway, RoutingInForce};
 use crate::intake::reply;
 use crate::lease::{self, Held};
+use crate::telemetry::{LeadMetrics, LeaseResult};
 use crate::store::{Admission, Admit, Close, CloseReply, Refusal, StoreError, Take, TakeCandidate, TakeReply};
 
 mod attempt;
@@ -159,9 +161,9 @@ impl<'a> Walk<'a> {
         campaign: &'a CompiledCampaign,
         progress: watch::Sender<Progress>,
     ) -> Self {
-        let started = std::time::Instant::now();
+        let started = Instant::now();
         let filtered = Filtered::new(campaign, &order.lead, gateway.store.now(), gateway.paused.load_full());
-        gateway.telemetry.filter_duration(started.elapsed());
+        gateway.telemetry.filter.duration.record(started.elapsed());
         let attempted: &[(BuyerId, AttemptOutcome)] = order.resumed.as_ref().map_or(&[], |resumed| &resumed.attempted);
         let offers = &campaign.campaign().offers;
         let tried = |index: usize| attempted.iter().find(|(buyer, _)| *buyer == offers[index].buyer.id);
@@ -205,7 +207,7 @@ impl<'a> Walk<'a> {
         }
         let progress = match result {
             Ok((Admission::New, reply)) => {
-                self.gateway.telemetry.lead_received(&self.order.lead.campaign, &self.order.lead.publisher);
+                self.metrics().received.increment(1);
                 self.first_take = reply.map(|reply| (offers, take.candidates, reply));
                 self.progress.send_replace(Progress::Admitted);
                 return true;
@@ -320,12 +322,12 @@ impl<'a> Walk<'a> {
     /// Asks until the store answers or the lead's time is over. A repeat finds the lease that the first call may have
     /// opened (F20).
     async fn ask_store(&self, take: &Take) -> Option<TakeReply> {
-        let started = std::time::Instant::now();
+        let started = Instant::now();
         let mut pause = self.gateway.backoff();
         loop {
             match self.gateway.store.take(take).await {
                 Ok(reply) => {
-                    self.gateway.telemetry.lease_duration(started.elapsed());
+                    self.gateway.telemetry.store.lease_duration.record(started.elapsed());
                     return Some(reply);
                 }
                 Err(StoreError::Bug(text)) => {
@@ -355,31 +357,41 @@ impl<'a> Walk<'a> {
             let metrics = self.gateway.telemetry.buyer(&candidate.buyer);
             match refusal {
                 Refusal::Full { cap, used } => {
-                    metrics.lease_full();
+                    metrics.lease.count(LeaseResult::Full);
                     self.story.full(index, candidate, cap, *used, &self.campaign.campaign().offers[index].buyer.timezone);
                     self.drop_candidate(index);
                 }
-                Refusal::Ended(_) => self.drop_candidate(index),
+                Refusal::Ended(_) => {
+                    metrics.lease.count(LeaseResult::Ended);
+                    self.drop_candidate(index);
+                }
                 Refusal::Stale { newest } => {
+                    metrics.lease.count(LeaseResult::Stale);
                     self.story.unavailable(index, Check::Cap, [("routing_newest", newest.to_string())]);
                     self.gateway.reload_soon();
                     self.drop_candidate(index);
                 }
                 Refusal::WrongWindow { .. } | Refusal::Unseeded { .. } | Refusal::NewLife if *cures >= CURES_MAX => {
-                    metrics.lease_unavailable();
+                    metrics.lease.count(LeaseResult::Unavailable);
                     self.story.unavailable(index, Check::Cap, [("store", "counts are not ready".to_owned())]);
                     self.drop_candidate(index);
                 }
                 // The next take computes its windows from the store's clock anew.
                 Refusal::WrongWindow { store_now } => self.gateway.note_store_clock(*store_now),
-                Refusal::Unseeded { .. } => unseeded.push(index),
-                Refusal::NewLife => must_open = true,
+                Refusal::Unseeded { .. } => {
+                    metrics.lease.count(LeaseResult::Unseeded);
+                    unseeded.push(index);
+                }
+                Refusal::NewLife => {
+                    metrics.lease.count(LeaseResult::NewLife);
+                    must_open = true;
+                }
             }
         }
         if let Some(position) = reply.taken {
             let (index, candidate) = (*offers.get(position)?, candidates.get(position)?);
             self.drop_candidate(index);
-            self.gateway.telemetry.buyer(&candidate.buyer).lease_taken();
+            self.gateway.telemetry.buyer(&candidate.buyer).lease.count(LeaseResult::Taken);
             self.attempts += 1;
             let buyer = &self.campaign.campaign().offers[index].buyer;
             let mut held = Held::new(&self.order.lead, buyer, candidate, self.order.publisher.payout);
@@ -427,7 +439,9 @@ impl<'a> Walk<'a> {
     pub(crate) fn close_record(&mut self, verdict: &Verdict) -> Close {
         let lead = &self.order.lead;
         let explanation = self.story.explain(self.campaign, lead, &self.order.routing, &self.filtered);
-        self.gateway.telemetry.filter_skipped(&explanation);
+        for note in &explanation.candidates {
+            self.gateway.telemetry.filter.skipped.count(note.check);
+        }
         let (reason, buyer, sale) = match verdict {
             Verdict::Sold(sold) => (None, Some(sold.buyer.clone()), Some(sale_money(sold))),
             Verdict::Unsold(reason) => (Some(reason.as_str().to_owned()), None, None),
@@ -459,11 +473,7 @@ impl<'a> Walk<'a> {
         let lead = &self.order.lead;
         let body = match reply {
             CloseReply::Closed => {
-                let reason = match verdict {
-                    Verdict::Unsold(reason) => reason.as_str(),
-                    Verdict::Sold(_) | Verdict::InDoubt(_) => "",
-                };
-                self.gateway.telemetry.lead_closed(&lead.campaign, &lead.publisher, verdict.status().as_str(), reason);
+                self.metrics().closed(verdict);
                 Bytes::from(close.event.answer.clone())
             }
             CloseReply::Already(body) => body,
@@ -471,6 +481,10 @@ impl<'a> Walk<'a> {
         };
         self.late.contest();
         self.progress.send_replace(Progress::Answered { lead: lead.id, body, is_replay: false });
+    }
+
+    fn metrics(&self) -> Arc<LeadMetrics> {
+        self.gateway.telemetry.leads(&self.order.lead.campaign, &self.order.lead.publisher)
     }
 
     fn leave_to_recovery(self) {

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use jiff::Timestamp;
 use parking_lot::Mutex;
 
+use crate::clock::SharedClock;
 use crate::ledger::LedgerError;
 use crate::settle::recovery::RecoveryError;
 use crate::store::{StoreError, StoreHealth};
@@ -35,7 +35,7 @@ struct Seen {
 }
 
 /// Shared by the monitor that looks and the admin listener that tells.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Status {
     seen: Mutex<Seen>,
     lines: Throttled,
@@ -55,29 +55,43 @@ pub struct Finding {
 }
 
 impl Status {
+    /// Nothing was looked at yet.
+    #[must_use]
+    pub fn new(clock: SharedClock) -> Self {
+        Self { seen: Mutex::default(), lines: Throttled::new(clock) }
+    }
+
+    /// At most one line per subject in five seconds (F92).
+    fn warn(&self, subject: &'static str, error: &dyn std::fmt::Display) {
+        if let Some(suppressed) = self.lines.check(subject) {
+            tracing::warn!(suppressed, "{subject}: {error}");
+        }
+    }
+
     /// A call to the store failed.
-    pub fn store_failed(&self, telemetry: &Telemetry, now: Timestamp, error: &StoreError) {
-        self.lines.warn(now, "store", || format!("{error}"));
+    pub fn store_failed(&self, telemetry: &Telemetry, error: &StoreError) {
+        self.warn("store", error);
         if let StoreError::NotDone(text) | StoreError::Bug(text) = error {
-            telemetry.store_up(false);
+            telemetry.store.up.set(0.0);
             self.seen.lock().store = Seam::Down(text.clone());
         }
     }
 
     /// Recovery could not go on; it looks again.
-    pub fn recovery_failed(&self, now: Timestamp, error: &RecoveryError) {
-        self.lines.warn(now, "recovery", || format!("recovery waits: {error}"));
+    pub fn recovery_failed(&self, error: &RecoveryError) {
+        self.warn("recovery waits", error);
     }
 
     /// A look at the store.
-    pub fn store_looked_at(&self, telemetry: &Telemetry, now: Timestamp, result: Result<StoreHealth, StoreError>) {
+    pub fn store_looked_at(&self, telemetry: &Telemetry, result: Result<StoreHealth, StoreError>) {
         match result {
             Ok(health) => {
-                telemetry.store_up(true);
-                telemetry.journal_entries(health.journal_entries);
-                telemetry.store_clock_offset(health.clock_offset_ms);
+                telemetry.store.up.set(1.0);
+                telemetry.store.journal_entries.set(shown(health.journal_entries));
+                let offset = Duration::from_millis(health.clock_offset_ms.unsigned_abs()).as_secs_f64();
+                telemetry.store.clock_offset.set(if health.clock_offset_ms < 0 { -offset } else { offset });
                 for warning in &health.warnings {
-                    self.lines.warn(now, "store set-up", || warning.clone());
+                    self.warn("store set-up", warning);
                 }
                 let mut seen = self.seen.lock();
                 if let Seam::Down(_) = seen.store {
@@ -87,16 +101,16 @@ impl Status {
                 seen.health = health;
             }
             Err(error) => {
-                self.lines.warn(now, "store", || format!("{error}"));
-                telemetry.store_up(false);
+                self.warn("store", &error);
+                telemetry.store.up.set(0.0);
                 self.seen.lock().store = Seam::Down(error.to_string());
             }
         }
     }
 
     /// A look at the ledger.
-    pub fn ledger_looked_at(&self, telemetry: &Telemetry, now: Timestamp, result: Result<(), LedgerError>) {
-        telemetry.ledger_up(result.is_ok());
+    pub fn ledger_looked_at(&self, telemetry: &Telemetry, result: Result<(), LedgerError>) {
+        telemetry.ledger.up.set(f64::from(u8::from(result.is_ok())));
         let mut seen = self.seen.lock();
         match result {
             Ok(()) => {
@@ -106,7 +120,7 @@ impl Status {
                 seen.ledger = Seam::Up;
             }
             Err(error) => {
-                self.lines.warn(now, "ledger", || format!("{error}"));
+                self.warn("ledger", &error);
                 seen.ledger = Seam::Down(error.to_string());
             }
         }
@@ -161,4 +175,10 @@ impl Status {
             },
         ]
     }
+}
+
+/// Gauges are floats; what they lose above 2^53 nobody can see on a chart.
+#[allow(clippy::cast_precision_loss, reason = "only for display")]
+pub(crate) fn shown(count: u64) -> f64 {
+    count as f64
 }

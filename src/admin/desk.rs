@@ -1,9 +1,10 @@
 //! What the admin listener can ask of a gateway.
 
 use async_trait::async_trait;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::{AdminDesk, AdminError, ReadyCheck};
+use crate::app::reload::{Reloaded, reload_now};
 use crate::desk::Desk;
 use crate::domain::id::{BuyerId, LeadId};
 use crate::explain;
@@ -51,5 +52,20 @@ impl AdminDesk for Desk {
         self.gateway.ledger.set_paused(&buyer, is_paused).await?;
         self.gateway.set_paused(self.gateway.ledger.paused_buyers().await?);
         Ok(())
+    }
+
+    async fn reload(&self) -> Result<(), Vec<String>> {
+        match reload_now(&self.gateway).await {
+            Reloaded::InForce { .. } | Reloaded::Unchanged => Ok(()),
+            Reloaded::Refused(problems) => Err(problems),
+        }
+    }
+
+    async fn resolve(&self, _lead: LeadId, _buyer: BuyerId, _is_accepted: bool) -> Result<Value, AdminError> {
+        Err(AdminError::NotAvailableYet)
+    }
+
+    async fn reconcile(&self, _is_dry_run: bool) -> Result<Value, AdminError> {
+        Err(AdminError::NotAvailableYet)
     }
 }

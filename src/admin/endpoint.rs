@@ -161,7 +161,7 @@ fn route(path: &str) -> Option<(Route<'_>, Method)> {
 }
 
 fn no_answer() -> super::ReadyCheck {
-    super::ReadyCheck { name: "answer", ok: false, detail: "the checks did not end in time".to_owned() }
+    super::ReadyCheck { name: "answer", ok: false, detail: "the checks did not end in time".to_owned(), decides: true }
 }
 
 async fn in_time<T>(asked: impl Future<Output = T>) -> Result<T, Refusal> {

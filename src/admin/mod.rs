@@ -15,6 +15,8 @@ use crate::domain::id::{BuyerId, LeadId};
 use crate::domain::routing::Secret;
 use crate::intake::server;
 
+mod caps;
+mod desk;
 mod endpoint;
 mod reply;
 
@@ -27,6 +29,9 @@ pub struct ReadyCheck {
     pub ok: bool,
     /// What was measured, for people; no payload, no secret.
     pub detail: String,
+    /// Does it decide over readiness? A ledger that is away does not: leads are taken as long as the journal has room.
+    #[serde(skip)]
+    pub decides: bool,
 }
 
 /// Why an operator's wish was not done.

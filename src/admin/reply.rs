@@ -57,9 +57,9 @@ struct Readiness<'a> {
     checks: &'a [ReadyCheck],
 }
 
-/// 200 when every check holds, else 503; no checks at all prove nothing.
+/// 200 when every deciding check holds, else 503; no checks at all prove nothing.
 pub(super) fn readiness(checks: &[ReadyCheck]) -> Reply {
-    let ready = !checks.is_empty() && checks.iter().all(|check| check.ok);
+    let ready = !checks.is_empty() && checks.iter().all(|check| check.ok || !check.decides);
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     // Cannot fail because the checks hold only strings and booleans.
     json(status, serde_json::to_vec(&Readiness { ready, checks }).unwrap_or_default().into())

@@ -134,7 +134,7 @@ async fn probes_are_open_and_all_else_needs_the_token() {
 #[tokio::test]
 async fn f91_ready_means_that_every_check_holds() {
     let admin = Admin::start(None).await;
-    let check = |name, ok| ReadyCheck { name, ok, detail: "measured".into() };
+    let check = |name, ok| ReadyCheck { name, ok, detail: "measured".into(), decides: true };
     assert_eq!(admin.ask("GET /readyz", "", "").await.0, 503, "no check proves nothing");
     *admin.desk.checks.lock() = vec![check("store", true), check("life", true)];
     let (status, answer) = admin.ask("GET /readyz", "", "").await;

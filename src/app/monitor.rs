@@ -10,7 +10,10 @@ use super::Gateway;
 use crate::domain::id::{BuyerId, Partition};
 use crate::domain::window::Window;
 use crate::ledger::LedgerError;
+use crate::settle::settler::SettlerStatus;
+use crate::status::shown;
 use crate::store::CounterKey;
+use crate::telemetry::cap_value;
 
 const EVERY: Duration = Duration::from_secs(1);
 /// A look that takes longer counts as "does not answer".
@@ -24,12 +27,14 @@ const PAYLOADS_MAX: usize = 500;
 /// Looks until the process halts.
 pub async fn run(gateway: Arc<Gateway>) {
     let mut rounds = 0_u32;
+    let mut counted = SettlerStatus::default();
     loop {
         tokio::select! {
             () = gateway.shutdown.halted.cancelled() => return,
             () = tokio::time::sleep(PAUSES_EVERY) => {}
         }
         rounds = rounds.wrapping_add(1);
+        count_settled(&gateway, &mut counted);
         read_pauses(&gateway).await;
         if rounds % 2 == 0 {
             look_once(&gateway).await;
@@ -40,29 +45,41 @@ pub async fn run(gateway: Arc<Gateway>) {
     }
 }
 
+/// Moves what settlement has done since the last look onto the counters.
+fn count_settled(gateway: &Gateway, counted: &mut SettlerStatus) {
+    let now = gateway.settler.status().borrow().clone();
+    let ledger = &gateway.telemetry.ledger;
+    for (table, rows) in &now.rows {
+        ledger.rows.add(table, rows - counted.rows.get(table).copied().unwrap_or(0));
+    }
+    ledger.dead_letters.increment(now.dead_letters - counted.dead_letters);
+    ledger.key_clashes.increment(now.key_clashes - counted.key_clashes);
+    *counted = now;
+}
+
 /// One look.
 pub async fn look_once(gateway: &Arc<Gateway>) {
-    let now = gateway.clock.now();
     let (store, ledger) = tokio::join!(
         tokio::time::timeout(PATIENCE, gateway.store.health()),
         tokio::time::timeout(PATIENCE, gateway.ledger.ping()),
     );
     let store = store.unwrap_or_else(|_| Err(crate::store::StoreError::MaybeDone("health check timed out".into())));
     let is_store_up = store.is_ok();
-    gateway.status.store_looked_at(&gateway.telemetry, now, store);
+    gateway.status.store_looked_at(&gateway.telemetry, store);
     let ledger = ledger.unwrap_or_else(|_| Err(LedgerError::NotDone("did not answer in time".into())));
-    gateway.status.ledger_looked_at(&gateway.telemetry, now, ledger);
+    gateway.status.ledger_looked_at(&gateway.telemetry, ledger);
     if is_store_up {
         look_at_lives(gateway).await;
     }
-    let settled = gateway.settler.status();
-    gateway.telemetry.settled(&settled);
+    let lag = gateway.settler.status().borrow().lag(gateway.clock.now());
+    gateway.telemetry.ledger.lag.set(lag.as_secs_f64());
 }
 
 /// A partition whose data is not of the life we know is noticed here even when no lead comes by.
 async fn look_at_lives(gateway: &Arc<Gateway>) {
     if let Ok(open) = gateway.store.open_counts().await {
-        gateway.telemetry.leases_open(open.leases);
+        gateway.telemetry.store.leases_open.set(shown(open.leases));
+        gateway.telemetry.intake.leads_in_flight.set(shown(open.leads));
     }
     let mut are_open = true;
     for partition in (0..gateway.store.partitions()).map(Partition) {
@@ -102,7 +119,10 @@ async fn show_caps(gateway: &Arc<Gateway>) {
         let Ok(counters) = gateway.store.counters(&keys).await else { return };
         let metrics = gateway.telemetry.buyer(&buyer.id);
         for (cap, used) in buyer.caps.iter().zip(counters) {
-            metrics.cap(&cap.id, used.unwrap_or(0), cap.limit_units());
+            if let Some(gauges) = metrics.cap(&cap.id) {
+                gauges.used.set(cap_value(cap.limit, used.unwrap_or(0)));
+                gauges.limit.set(cap_value(cap.limit, cap.limit_units()));
+            }
         }
     }
 }
@@ -130,6 +150,9 @@ impl Gateway {
         let mut paused: HashSet<BuyerId> = self.routing.load().paused();
         paused.extend(by_admin);
         if **self.paused.load() != paused {
+            for buyer in self.routing.load().compiled.routing().buyers.keys() {
+                self.telemetry.buyer(buyer).paused.set(f64::from(u8::from(paused.contains(buyer))));
+            }
             self.paused.store(Arc::new(paused));
         }
     }

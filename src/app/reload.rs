@@ -1,13 +1,14 @@
 //! A new routing file comes into force whole or not at all (F87); leads in flight keep the one they started with.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Gateway, RoutingInForce};
-use crate::config;
+use crate::config::{FileWatch, Problem, ProcessEnvironment, Reload};
+use crate::domain::routing::Routing;
+use crate::telemetry::ReloadResult;
 
-/// How often the file is looked at: a change is picked up within 5 s (contract).
+/// How often the file is looked at. A change is in force two looks after it: within the five seconds of the contract.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// What became of a reload.
@@ -24,85 +25,74 @@ pub enum Reloaded {
     Refused(Vec<String>),
 }
 
-/// Reads and checks the routing file.
-pub fn read(path: &Path, config: &config::Config) -> Result<RoutingInForce, Vec<String>> {
-    let digest = config::digest(path).map_err(|error| vec![format!("{}: {error}", path.display())])?;
-    match config::load_routing(path, &config.forward, &config::environment) {
-        Ok((routing, warnings)) => {
-            for warning in &warnings {
-                tracing::warn!("{warning}");
+impl Gateway {
+    /// Reads the routing file again and puts it in force if it is good and its version rises. Blocks on the file.
+    pub fn reload(&self) -> Reloaded {
+        // Held until the routing is in force: two reloads at once must not swap their order.
+        let mut file = self.routing_file.lock();
+        match file.reload(&ProcessEnvironment) {
+            Ok(Reload::Unchanged) => Reloaded::Unchanged,
+            Ok(Reload::Changed { routing, warnings }) => {
+                log_warnings(&warnings);
+                self.telemetry.routing.reload.count(ReloadResult::Ok);
+                Reloaded::InForce { version: self.put_in_force(routing) }
             }
-            Ok(RoutingInForce::new(routing, digest))
+            Err(problems) => {
+                self.telemetry.routing.reload.count(ReloadResult::Refused);
+                let lines: Vec<String> = problems.0.iter().map(ToString::to_string).collect();
+                tracing::error!(
+                    problems = problems.errors(),
+                    first = lines.first(),
+                    "routing refused; the one in force stays"
+                );
+                Reloaded::Refused(lines)
+            }
         }
-        Err(problems) => Err(problems.lines()),
+    }
+
+    fn put_in_force(&self, routing: Routing) -> u64 {
+        let old = self.routing();
+        let new = RoutingInForce::new(routing);
+        let version = new.version();
+        self.telemetry.know(new.compiled.routing());
+        // The admin API's pauses outlive reloads; the file's change with it.
+        let by_old_file = old.paused();
+        let kept = self.paused.load().iter().filter(|buyer| !by_old_file.contains(*buyer)).cloned().collect();
+        self.routing.store(Arc::new(new));
+        self.set_paused(kept);
+        tracing::info!(version, "routing is in force");
+        version
     }
 }
 
-impl Gateway {
-    /// Reads the routing file again and puts it in force if it is good and its version rises.
-    pub fn reload(&self, path: &Path) -> Reloaded {
-        let outcome = match read(path, &self.config) {
-            Err(problems) => Reloaded::Refused(problems),
-            Ok(new) => self.put_in_force(new),
-        };
-        match &outcome {
-            Reloaded::InForce { version } => {
-                self.telemetry.reloaded(true);
-                tracing::info!(version, "routing is in force");
-            }
-            Reloaded::Unchanged => {}
-            Reloaded::Refused(problems) => {
-                self.telemetry.reloaded(false);
-                tracing::error!(problems = problems.len(), first = problems.first(), "routing refused; the one in force stays");
-            }
-        }
-        outcome
+/// One line for each.
+pub fn log_warnings(warnings: &[Problem]) {
+    for warning in warnings {
+        tracing::warn!("{warning}");
     }
+}
 
-    fn put_in_force(&self, new: RoutingInForce) -> Reloaded {
-        let old = self.routing();
-        if new.digest == old.digest {
-            return Reloaded::Unchanged;
-        }
-        if new.version() <= old.version() {
-            let text = format!("version {} does not rise above {}, which is in force", new.version(), old.version());
-            return Reloaded::Refused(vec![text]);
-        }
-        let version = new.version();
-        self.telemetry.know(new.compiled.routing());
-        let by_file = new.paused();
-        let by_old_file = old.paused();
-        self.routing.store(Arc::new(new));
-        // The admin API's pauses stay; the file's change with it.
-        let kept = self.paused.load().iter().filter(|buyer| !by_old_file.contains(*buyer)).cloned();
-        let paused = by_file.into_iter().chain(kept).collect();
-        self.paused.store(Arc::new(paused));
-        Reloaded::InForce { version }
+/// Reads the file again without holding up a worker that serves leads.
+pub async fn reload_now(gateway: &Arc<Gateway>) -> Reloaded {
+    let blocking = gateway.clone();
+    match tokio::task::spawn_blocking(move || blocking.reload()).await {
+        Ok(reloaded) => reloaded,
+        Err(_) => Reloaded::Refused(vec!["the reload was cut short".to_owned()]),
     }
 }
 
 /// Watches the file until the process drains.
-pub async fn run(gateway: Arc<Gateway>, path: Option<PathBuf>) {
-    let Some(path) = path else { return };
-    let mut refused: Option<[u8; 32]> = None;
+pub async fn run(gateway: Arc<Gateway>) {
+    let path = gateway.routing_file.lock().path().to_owned();
+    let mut watch = FileWatch::new(&path);
     loop {
-        tokio::select! {
+        let is_wanted = tokio::select! {
             () = gateway.shutdown.draining.cancelled() => return,
-            () = gateway.reload_wanted.notified() => refused = None,
-            () = tokio::time::sleep(EVERY) => {}
-        }
-        let (gateway, path) = (gateway.clone(), path.clone());
-        let last_refused = refused;
-        // Reading and checking a large file must not hold up a worker that serves leads.
-        let looked = tokio::task::spawn_blocking(move || {
-            let digest = config::digest(&path).ok()?;
-            if digest == gateway.routing().digest || Some(digest) == last_refused {
-                return None;
-            }
-            matches!(gateway.reload(&path), Reloaded::Refused(_)).then_some(digest)
-        });
-        if let Ok(Some(digest)) = looked.await {
-            refused = Some(digest);
+            () = gateway.reload_wanted.notified() => true,
+            () = tokio::time::sleep(EVERY) => watch.has_settled_change(),
+        };
+        if is_wanted {
+            reload_now(&gateway).await;
         }
     }
 }

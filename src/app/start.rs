@@ -1,7 +1,6 @@
 //! Starting and stopping a gateway.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +8,8 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use super::{Gateway, RoutingInForce, monitor, reload};
+use crate::config::RoutingFile;
+use crate::domain::routing::Routing;
 use crate::admin;
 use crate::clock::SharedClock;
 use crate::config::{Config, LedgerUrl, StoreUrl};
@@ -21,7 +22,7 @@ use crate::ledger::{LedgerError, SharedLedger};
 use crate::settle::lives::Lives;
 use crate::settle::recovery;
 use crate::settle::seed::Seeder;
-use crate::settle::settler::Settler;
+use crate::settle::settler::{Settler, SettlerParts};
 use crate::shutdown::Shutdown;
 use crate::status::Status;
 use crate::store::embedded::{EmbeddedOptions, EmbeddedStore};
@@ -37,6 +38,9 @@ const USAGE_KEPT: jiff::SignedDuration = jiff::SignedDuration::from_hours(24 * 4
 
 /// After the drain has begun, idle time that settlement gets to empty the journal.
 const SETTLE_PATIENCE: Duration = Duration::from_secs(10);
+
+/// After the longest wait of a publisher, a drain lets connections live this much longer.
+const DRAIN_SLACK: Duration = Duration::from_secs(1);
 
 /// Why a gateway did not start.
 #[derive(Debug, thiserror::Error)]
@@ -115,11 +119,11 @@ async fn open_store(config: &Config, ledger: &SharedLedger, clock: &SharedClock)
 }
 
 impl App {
-    /// Starts everything; answers when leads can be posted. `routing_file` is watched and reloaded.
+    /// Starts everything; answers when leads can be posted. The routing file is watched and reloaded.
     pub async fn start(
         config: Config,
-        routing: RoutingInForce,
-        routing_file: Option<PathBuf>,
+        routing: Routing,
+        routing_file: RoutingFile,
         clock: SharedClock,
     ) -> Result<Self, StartError> {
         let listen = async |addr: SocketAddr| {
@@ -133,7 +137,7 @@ impl App {
         }
         ledger.check_schema().await?;
         let store = open_store(&config, &ledger, &clock).await?;
-        let gateway = Arc::new(assemble(config, routing, clock, store, ledger)?);
+        let gateway = Arc::new(assemble(config, routing, routing_file, clock, store, ledger)?);
         gateway.lives.open_all(&gateway).await.map_err(|error| StartError::Lives(error.to_string()))?;
         monitor::look_once(&gateway).await;
 
@@ -142,7 +146,11 @@ impl App {
             tokio::spawn(gateway.settler.clone().run(halted.clone())),
             tokio::spawn(monitor::run(gateway.clone())),
             tokio::spawn(recovery::run(gateway.clone())),
-            tokio::spawn(reload::run(gateway.clone(), routing_file)),
+            tokio::spawn(reload::run(gateway.clone())),
+            tokio::spawn({
+                let (telemetry, halted) = (gateway.telemetry.clone(), halted.clone());
+                async move { telemetry.keep_up(halted).await }
+            }),
             tokio::spawn(monitor::keep_house(gateway.clone())),
         ];
         let desk = Arc::new(Desk::new(gateway.clone()));
@@ -150,12 +158,15 @@ impl App {
         let intake_addr = address(&intake_listener, gateway.config.intake.listen);
         let admin_addr = address(&admin_listener, gateway.config.admin.listen);
         let servers = vec![
-            tokio::spawn(intake::server::serve(
-                intake_listener,
-                desk.clone(),
-                gateway.config.intake.clone(),
-                gateway.shutdown.draining.clone(),
-            )),
+            tokio::spawn({
+                let (gateway, desk) = (gateway.clone(), desk.clone());
+                async move {
+                    let stop = gateway.shutdown.draining.clone();
+                    let within = gateway.answer_max() + DRAIN_SLACK;
+                    let telemetry = gateway.telemetry.clone();
+                    intake::serve(intake_listener, desk, &gateway.config.intake, telemetry, stop, within).await;
+                }
+            }),
             tokio::spawn(admin::serve(admin_listener, desk, gateway.config.admin.token.clone(), halted)),
         ];
         tracing::info!(%intake_addr, %admin_addr, "ready for leads");
@@ -193,24 +204,28 @@ impl App {
 
 fn assemble(
     config: Config,
-    routing: RoutingInForce,
+    routing: Routing,
+    routing_file: RoutingFile,
     clock: SharedClock,
     store: Arc<dyn Store>,
     ledger: SharedLedger,
 ) -> Result<Gateway, StartError> {
-    let telemetry = Telemetry::new();
-    telemetry.know(routing.compiled.routing());
+    let telemetry = Arc::new(Telemetry::new());
+    telemetry.know(&routing);
+    let routing = RoutingInForce::new(routing);
     let forwarder = Forwarder::new(&config.forward, clock.clone()).map_err(|e| StartError::Forward(e.to_string()))?;
-    let settler = Settler::new(
-        store.clone(),
-        ledger.clone(),
-        clock.clone(),
-        config.ledger.batch_rows_max,
-        config.ledger.batch_delay,
-    );
+    let settler = Settler::new(SettlerParts {
+        store: store.clone(),
+        ledger: ledger.clone(),
+        clock: clock.clone(),
+        rows_max: config.ledger.batch_rows_max,
+        delay: config.ledger.batch_delay,
+    });
     let paused = routing.paused();
     let in_flight = Arc::new(tokio::sync::Semaphore::new(config.intake.leads_in_flight_max));
     Ok(Gateway {
+        status: Status::new(clock.clone()),
+        routing_file: parking_lot::Mutex::new(routing_file),
         config,
         clock,
         store,
@@ -220,7 +235,6 @@ fn assemble(
         paused: arc_swap::ArcSwap::from_pointee(paused),
         tasks: tokio_util::task::TaskTracker::new(),
         shutdown: Shutdown::default(),
-        status: Status::default(),
         settler,
         lives: Lives::default(),
         seeder: Seeder::default(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::Value;
 
-use crate::config;
+use crate::config::{self, ProcessEnvironment};
 
 /// Where the gateway is.
 #[derive(Debug, Args, Clone)]
@@ -45,7 +45,7 @@ impl AdminArgs {
     /// GET of a path below the admin listener.
     pub async fn get(&self, path: &str) -> Result<Value, AskError> {
         let config =
-            config::load(self.config.as_deref(), &config::environment).map_err(|p| AskError::Config(p.to_string()))?;
+            config::load(self.config.as_deref(), &ProcessEnvironment).map_err(|p| AskError::Config(p.to_string()))?;
         let base = self.admin.clone().unwrap_or_else(|| format!("http://{}", config.admin.listen));
         let unreachable = || AskError::Unreachable(base.clone());
         let client = crate::forward::plain_client(PATIENCE).map_err(|_| unreachable())?;

@@ -12,9 +12,9 @@ use sha2::{Digest, Sha256};
 use super::stress::{self, Pace, StressPlan, StressReport};
 use super::stub_buyer::StubBuyer;
 use super::{block_on, fail};
-use crate::app::{App, reload};
+use crate::app::App;
 use crate::clock::SystemClock;
-use crate::config::{self, Config, LedgerUrl, StoreUrl};
+use crate::config::{self, Config, LedgerUrl, RoutingFile, StoreUrl};
 use crate::domain::id::CampaignId;
 use crate::domain::outcome::AttemptOutcome;
 use crate::domain::routing::Secret;
@@ -66,10 +66,9 @@ async fn demo(keep: bool) -> Result<bool, String> {
     let folder = tempfile::tempdir().map_err(|error| format!("no temporary folder: {error}"))?;
     let stub = StubBuyer::on_loopback(Vec::new(), 1).await.map_err(|error| format!("no stub buyers: {error}"))?;
     let config = configuration(folder.path())?;
-    let routing_file = folder.path().join("routing.toml");
-    std::fs::write(&routing_file, routing(&stub)).map_err(|error| error.to_string())?;
-    let routing = reload::read(&routing_file, &config).map_err(|problems| problems.join("\n"))?;
-    let app = App::start(config, routing, Some(routing_file), Arc::new(SystemClock)).await.map_err(|e| e.to_string())?;
+    std::fs::write(&config.routing_file, routing(&stub)).map_err(|error| error.to_string())?;
+    let (file, routing, _) = RoutingFile::open(&config, &|_: &str| None).map_err(|problems| problems.to_string())?;
+    let app = App::start(config, routing, file, Arc::new(SystemClock)).await.map_err(|error| error.to_string())?;
 
     println!(
         "{LEADS} leads over {CONNECTIONS} connections within {} s, three stub buyers, embedded store, SQLite\n",
@@ -89,13 +88,14 @@ async fn demo(keep: bool) -> Result<bool, String> {
 }
 
 fn configuration(folder: &Path) -> Result<Config, String> {
-    let mut config = config::load(None, &|_| None).map_err(|problems| problems.to_string())?;
+    let mut config = config::load(None, &|_: &str| None).map_err(|problems| problems.to_string())?;
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
     config.intake.listen = any;
     config.admin.listen = any;
     config.store.url = StoreUrl::Embedded(folder.join("journal.db"));
     config.ledger.url = LedgerUrl::Sqlite(folder.join("ledger.db"));
     config.forward.allow_private_addresses = true;
+    config.routing_file = folder.join("routing.toml");
     Ok(config)
 }
 

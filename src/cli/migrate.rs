@@ -5,10 +5,10 @@ use std::process::ExitCode;
 
 use super::{BAD_CONFIG, block_on, fail};
 use crate::app::open_ledger;
-use crate::config;
+use crate::config::{self, ProcessEnvironment};
 
 pub(super) fn run(path: Option<&Path>) -> ExitCode {
-    let config = match config::load(path, &config::environment) {
+    let config = match config::load(path, &ProcessEnvironment) {
         Ok(config) => config,
         Err(problems) => {
             eprintln!("{problems}");

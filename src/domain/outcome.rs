@@ -38,15 +38,15 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// The word in metrics.
+    /// The state it gives its attempt in the books.
     #[must_use]
-    pub fn word(&self) -> &'static str {
+    pub fn as_attempt(&self) -> AttemptOutcome {
         match self {
-            Self::Accepted(_) => "accepted",
-            Self::Declined { is_duplicate: true, .. } => "duplicate",
-            Self::Declined { .. } => "declined",
-            Self::Unsent { .. } => "unsent",
-            Self::InDoubt { .. } => "in_doubt",
+            Self::Accepted(_) => AttemptOutcome::Accepted,
+            Self::Declined { is_duplicate: true, .. } => AttemptOutcome::Duplicate,
+            Self::Declined { .. } => AttemptOutcome::Declined,
+            Self::Unsent { .. } => AttemptOutcome::Unsent,
+            Self::InDoubt { .. } => AttemptOutcome::InDoubt,
         }
     }
 }

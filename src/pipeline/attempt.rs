@@ -43,7 +43,8 @@ impl Walk<'_> {
         let forwarded = self.gateway.forwarder.forward(order).await;
         let known = Known::of(&forwarded.outcome, forwarded.sent_at, forwarded.duration);
         let metrics = self.gateway.telemetry.buyer(&buyer.id);
-        metrics.forwarded(forwarded.outcome.word(), forwarded.duration);
+        metrics.forward.count(forwarded.outcome.as_attempt());
+        metrics.forward_duration.record(forwarded.duration);
         match &forwarded.outcome {
             Outcome::Accepted(acceptance) => self.after_yes(offer, &held, acceptance, &known).await,
             Outcome::Declined { reason, is_duplicate, .. } => {

@@ -147,6 +147,7 @@ async fn settle_late(gateway: &Arc<Gateway>, board: &Mutex<Board>, attempt: &Lat
                     tracing::warn!(lead = %held.key.lead, buyer = %held.key.buyer, ?reply, "accepted after the time-out");
                     gateway.late_accepted(held).await;
                     if !record_yes(board, sold(held, acceptance)) {
+                        gateway.telemetry.buyer(&held.key.buyer).contested.increment(1);
                         tracing::error!(lead = %held.key.lead, buyer = %held.key.buyer,
                             "contested: accepted late while another buyer has the lead; counted, not booked");
                     }

@@ -66,9 +66,8 @@ pub async fn rehearse(gateway: &Arc<Gateway>, order: &WalkOrder) -> Progress {
     }
     let verdict = verdict.unwrap_or_else(|| Verdict::Unsold(story.reason()));
     let explanation = story.explain(compiled, lead, &order.routing, &filtered);
-    let explanation = serde_json::to_string(&explanation).unwrap_or_default();
     let body = reply::test_answer_body(lead.id, &verdict, &explanation);
-    match record(gateway, order, &verdict, &body, explanation).await {
+    match record(gateway, order, &verdict, &body, serde_json::to_string(&explanation).unwrap_or_default()).await {
         Ok(true) => Progress::Answered { lead: lead.id, body: Bytes::from(body), is_replay: false },
         Ok(false) => Progress::Refused("store not ready"),
         Err(error) => {

@@ -18,10 +18,12 @@ use crate::domain::id::{BuyerId, LeadId, Partition};
 use crate::domain::lead::Lead;
 use crate::domain::outcome::{AttemptOutcome, LeadStatus, Sold, UnsoldReason, Verdict};
 use crate::domain::routing::{OnCrash, OnTimeout};
-use crate::intake::{parse, reply};
+use crate::intake::parse::{BodyType, parse};
+use crate::intake::reply;
 use crate::lease::abandoned;
 use crate::ledger::{AttemptRow, LeadDetail, LedgerError, SettleError};
 use crate::pipeline::{self, Progress, Resumed, WalkOrder};
+use crate::telemetry::Recovered;
 use crate::store::{Close, OverdueLead, StoreError};
 
 /// Between two looks.
@@ -59,7 +61,7 @@ pub async fn run(gateway: Arc<Gateway>) {
             () = tokio::time::sleep(EVERY) => {}
         }
         if let Err(error) = look_once(&gateway).await {
-            gateway.status.recovery_failed(gateway.clock.now(), &error);
+            gateway.status.recovery_failed(&error);
         }
     }
 }
@@ -96,7 +98,7 @@ async fn end_overdue_leases(gateway: &Arc<Gateway>, partition: Partition) -> Res
         let end = abandoned(&lease, keeps_unit, gateway.store.now());
         let reply = if keeps_unit { gateway.store.doubt(&end).await? } else { gateway.store.refund(&end).await? };
         tracing::warn!(lead = %lease.key.lead, buyer = %lease.key.buyer, keeps_unit, ?reply, "ended an overdue lease");
-        gateway.telemetry.recovered(if keeps_unit { "lease_kept" } else { "lease_refunded" });
+        gateway.telemetry.store.recovered.count(if keeps_unit { Recovered::Doubt } else { Recovered::Refund });
     }
     Ok(())
 }
@@ -153,7 +155,7 @@ async fn resume(gateway: &Arc<Gateway>, overdue: OverdueLead) -> Result<(), Reco
         }
         Decided::StillForSale => {
             if let Some(order) = onward(gateway, &overdue, &detail) {
-                gateway.telemetry.recovered("lead_resumed");
+                gateway.telemetry.store.recovered.count(Recovered::Routed);
                 let (progress, _nobody) = watch::channel(Progress::Admitted);
                 gateway.tasks.spawn(pipeline::walk(gateway.clone(), order, progress));
             } else {
@@ -240,8 +242,14 @@ async fn close(
         retention: gateway.config.store.idempotency,
     };
     gateway.store.close(&close).await?;
-    gateway.telemetry.recovered("lead_closed");
-    gateway.telemetry.lead_closed(&row.campaign, &row.publisher, status.as_str(), close.event.reason.as_deref().unwrap_or(""));
+    if let Some((verdict, _)) = &verdict {
+        gateway.telemetry.leads(&row.campaign, &row.publisher).closed(verdict);
+        match verdict {
+            Verdict::Sold(_) => gateway.telemetry.store.recovered.count(Recovered::Sold),
+            Verdict::InDoubt(_) => gateway.telemetry.store.recovered.count(Recovered::InDoubt),
+            Verdict::Unsold(_) => {}
+        }
+    }
     Ok(())
 }
 
@@ -262,7 +270,7 @@ fn recovered_explanation(gateway: &Gateway, detail: &LeadDetail) -> String {
 fn onward(gateway: &Arc<Gateway>, overdue: &OverdueLead, detail: &LeadDetail) -> Option<WalkOrder> {
     let routing = gateway.routing();
     let row = &detail.lead;
-    let fields = parse::stored_fields(row.payload.as_deref()?).ok()?;
+    let fields = parse(BodyType::Json, row.payload.as_deref()?.as_bytes()).ok()?.fields;
     let publisher = routing.compiled.routing().publishers.get(&row.publisher)?.clone();
     routing.compiled.campaign(row.campaign.as_str())?;
     let lead = Lead {

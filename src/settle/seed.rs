@@ -10,7 +10,7 @@ use crate::domain::cap::{Cap, Limit};
 use crate::domain::id::{BuyerId, Partition};
 use crate::domain::routing::Buyer;
 use crate::domain::window::Window;
-use crate::intake::parse;
+use crate::intake::parse::{BodyType, parse};
 use crate::ledger::{CountedAttempt, SettleError};
 use crate::store::{CounterKey, SeedReply};
 
@@ -103,8 +103,7 @@ fn counts(cap: &Cap, attempt: &CountedAttempt) -> bool {
         return cap.publisher.as_ref().is_none_or(|publisher| *publisher == attempt.publisher);
     }
     // A payload that was removed, or that cannot be read, counts: a cap errs towards closed.
-    let Some(fields) = attempt.payload.as_deref().and_then(|payload| parse::stored_fields(payload).ok()) else {
-        return true;
-    };
-    cap.counts(&attempt.publisher, &fields)
+    let read = |payload: &str| parse(BodyType::Json, payload.as_bytes()).ok();
+    let Some(parsed) = attempt.payload.as_deref().and_then(read) else { return true };
+    cap.counts(&attempt.publisher, &parsed.fields)
 }

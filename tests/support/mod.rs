@@ -8,9 +8,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use capgate::app::{App, RoutingInForce, open_ledger, reload};
+use capgate::app::{App, open_ledger};
 use capgate::clock::SystemClock;
-use capgate::config;
+use capgate::config::{self, RoutingFile};
 use capgate::domain::id::LeadId;
 use capgate::domain::outcome::LeadStatus;
 use capgate::ledger::{LeadDetail, SharedLedger, Totals};
@@ -125,11 +125,10 @@ impl Place {
     pub async fn start(&self, more: &str) -> Gateway {
         let any: SocketAddr = "127.0.0.1:0".parse().expect("an address");
         let path = self.write_config("capgate.toml", any, any, more);
-        let config = config::load(Some(&path), &|_| None).unwrap_or_else(|problems| panic!("{problems}"));
-        let routing_path = self.routing_path();
-        let routing: RoutingInForce =
-            reload::read(&routing_path, &config).unwrap_or_else(|problems| panic!("{problems:?}"));
-        let app = App::start(config, routing, Some(routing_path), Arc::new(SystemClock)).await.expect("gateway starts");
+        let config = config::load(Some(&path), &|_: &str| None).unwrap_or_else(|problems| panic!("{problems}"));
+        let (file, routing, _) =
+            RoutingFile::open(&config, &|_: &str| None).unwrap_or_else(|problems| panic!("{problems}"));
+        let app = App::start(config, routing, file, Arc::new(SystemClock)).await.expect("gateway starts");
         Gateway { intake: app.intake_addr, admin: app.admin_addr, app }
     }
 
@@ -146,7 +145,7 @@ impl Place {
     pub async fn ledger(&self) -> SharedLedger {
         let any: SocketAddr = "127.0.0.1:0".parse().expect("an address");
         let path = self.write_config("reader.toml", any, any, "");
-        let config = config::load(Some(&path), &|_| None).unwrap_or_else(|problems| panic!("{problems}"));
+        let config = config::load(Some(&path), &|_: &str| None).unwrap_or_else(|problems| panic!("{problems}"));
         open_ledger(&config).await.expect("ledger opens")
     }
 }
