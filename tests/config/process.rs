@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use capgate::config::{self, LedgerUrl, StoreUrl};
 
-use crate::support::{Folder, Vars, assert_keys, config_of, only_error};
+use crate::support::{Folder, Vars, assert_keys, config_of, only_error, routing_with, with_buyer};
 
 #[test]
 fn built_in_defaults_need_nothing() {
@@ -183,6 +183,9 @@ fn secrets_come_from_variables_and_files_and_are_never_printed() {
         assert_eq!(only_error(&problems, key).value.as_deref(), Some("***"));
         assert!(!problems.to_string().contains("hunter2"), "{problems}");
     }
+    let header = "request = { headers = { X-Api-Key = \"env:EMPTY\" } }";
+    let problems = routing_with(&with_buyer(header), &Vars(vec![("EMPTY", "")])).expect_err("an empty secret");
+    assert_eq!(only_error(&problems, "buyer[sunco].request.headers.X-Api-Key").wrong, "is empty");
     let problems = config_of("[store]\nurl = \"env:NOWHERE\"\n", &Vars::default()).expect_err("unset");
     assert!(only_error(&problems, "store.url").wrong.contains("NOWHERE is not set"), "{problems}");
 }
