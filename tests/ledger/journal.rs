@@ -69,13 +69,23 @@ impl Journal {
 
     pub fn set_readable(&self, partition: Partition, is_readable: bool) {
         let unreadable = &mut self.state.lock().unreadable;
-        if is_readable { unreadable.remove(&partition) } else { unreadable.insert(partition) };
+        if is_readable {
+            unreadable.remove(&partition)
+        } else {
+            unreadable.insert(partition)
+        };
     }
 
     pub fn trim(&self, mark: &Mark) {
         if let Some(entries) = self.state.lock().entries.get_mut(&(mark.partition, mark.life)) {
             entries.retain(|entry| entry.id > mark.entry);
         }
+    }
+
+    /// How often it was asked, by all settlers.
+    #[cfg(feature = "server-tests")]
+    pub fn reads(&self) -> usize {
+        self.state.lock().reads
     }
 
     pub fn len(&self) -> usize {

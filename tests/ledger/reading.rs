@@ -26,7 +26,10 @@ pub async fn views_are_readable(books: &Books) {
     assert_eq!(time("closed_at", "v_leads").await, "2026-03-08 12:34:56.879012");
     assert_eq!(time("sent_at", "v_attempts").await, "2026-03-08 12:34:56.790012");
     assert_eq!(time("booked_at", "v_entries").await, "2026-03-08 12:34:56.870012");
-    assert_eq!(time("window_start", "cap_usage WHERE buyer_id = 'sunco' AND used = 1").await, "2026-03-08 05:00:00.000000");
+    assert_eq!(
+        time("window_start", "cap_usage WHERE buyer_id = 'sunco' AND used = 1").await,
+        "2026-03-08 05:00:00.000000"
+    );
     let windows: serde_json::Value = serde_json::from_str(&one("SELECT windows FROM v_attempts").await).unwrap();
     let first = serde_json::json!({"cap": "day", "window_start": "2026-03-08T05:00:00Z", "amount": 1});
     assert_eq!(windows[0], first);
@@ -92,7 +95,7 @@ pub async fn leads_are_found_by_key(books: &Books) {
     let found = find("acme", "c").await.unwrap();
     assert_eq!((found.lead, found.answer), (lead, Some(unsold(lead, "acme", "capped").answer)));
     assert_eq!(find("acme", "C").await.map(|row| row.lead), Some(lead), "hex digits have no case");
-    assert_eq!(find("zenith", "c").await, None);
+    assert_eq!(find("summit", "c").await, None);
     assert_eq!(find("acme", "d").await, None);
     assert!(books.ledger.lead_by_key(&publisher("acme"), "short").await.is_err());
     assert_eq!(books.ledger.lead(LeadId::generate()).await.unwrap(), None);
@@ -131,7 +134,7 @@ pub async fn counted_attempts_carry_what_a_new_cap_needs(books: &Books) {
     let (known, unknown) = (LeadId::generate(), LeadId::generate());
     let journal = Journal::default();
     journal.append_all(sale(known, "acme", "sunco"));
-    let doubt = attempt(unknown, "zenith", "sunco", AttemptOutcome::InDoubt);
+    let doubt = attempt(unknown, "summit", "sunco", AttemptOutcome::InDoubt);
     journal.append(&Event::Attempt(Attempt { price: Micros(7), sent_at_us: RECEIVED_US + 5_000, ..doubt }));
     journal.append(&Event::Attempt(attempt(LeadId::generate(), "acme", "sunco", AttemptOutcome::Declined)));
     journal.append(&Event::Attempt(attempt(LeadId::generate(), "acme", "volt", AttemptOutcome::Accepted)));
@@ -144,7 +147,7 @@ pub async fn counted_attempts_carry_what_a_new_cap_needs(books: &Books) {
     };
     let rows = read(RECEIVED_US, None).await;
     assert_eq!(rows.len(), 2);
-    assert_eq!((rows[0].publisher.as_str(), &rows[0].payload), ("zenith", &None));
+    assert_eq!((rows[0].publisher.as_str(), &rows[0].payload), ("summit", &None));
     assert_eq!(rows[1].payload, Some(received(known, "acme").payload));
     // Half-open: the start is inside, the end is not.
     assert_eq!(read(RECEIVED_US + 1_000, Some(RECEIVED_US + 5_000)).await.len(), 1);

@@ -9,8 +9,16 @@ async fn start_over(books: &Books) {
         books.raw.run(&format!("DROP VIEW IF EXISTS {view}")).await;
     }
     for table in [
-        "_sqlx_migrations", "leads", "attempts", "entries", "balances", "cap_usage", "settlement_marks", "dead_letters",
-        "reconcile_differences", "paused_buyers",
+        "_sqlx_migrations",
+        "leads",
+        "attempts",
+        "entries",
+        "balances",
+        "cap_usage",
+        "settlement_marks",
+        "dead_letters",
+        "reconcile_differences",
+        "paused_buyers",
     ] {
         books.raw.run(&format!("DROP TABLE IF EXISTS {table}")).await;
     }
@@ -20,8 +28,7 @@ pub async fn migrations_run_from_several_gateways_at_once(books: &Books) {
     let others = [books.open_again().await, books.open_again().await];
     for _ in 0..3 {
         start_over(books).await;
-        let (first, second, third) =
-            tokio::join!(books.ledger.migrate(), others[0].migrate(), others[1].migrate());
+        let (first, second, third) = tokio::join!(books.ledger.migrate(), others[0].migrate(), others[1].migrate());
         let steps = [first.unwrap(), second.unwrap(), third.unwrap()];
         let applied = steps.iter().flatten().filter(|step| step.was_applied_now).count();
         assert_eq!(applied, steps[0].len(), "each migration is applied once: {steps:?}");

@@ -45,12 +45,12 @@ pub async fn p5_a_lead_and_its_verdict_become_one_row_in_any_order(books: &Books
 
 pub async fn p6_sales_sum_to_zero_and_balances_follow(books: &Books) {
     let journal = Journal::default();
-    for (by, to) in [("acme", "sunco"), ("acme", "volt"), ("zenith", "sunco")] {
+    for (by, to) in [("acme", "sunco"), ("acme", "volt"), ("summit", "sunco")] {
         journal.append_all(sale(LeadId::generate(), by, to));
     }
     // A flat payout may exceed the price: the margin pays.
     let lead = LeadId::generate();
-    let dear = attempt(lead, "zenith", "volt", AttemptOutcome::Accepted);
+    let dear = attempt(lead, "summit", "volt", AttemptOutcome::Accepted);
     journal.append(&Event::Attempt(Attempt { price: Micros(1), payout: Micros(3), ..dear }));
     let settled = books.settle_all(&journal, 100).await;
     assert_eq!(settled.iter().map(|settled| settled.entries).sum::<usize>(), 10);
@@ -60,7 +60,7 @@ pub async fn p6_sales_sum_to_zero_and_balances_follow(books: &Books) {
     assert_eq!(balance("buyer:sunco"), Some(-2 * PRICE.0));
     assert_eq!(balance("buyer:volt"), Some(-PRICE.0 - 1));
     assert_eq!(balance("publisher:acme"), Some(2 * PAYOUT.0));
-    assert_eq!(balance("publisher:zenith"), Some(PAYOUT.0 + 3));
+    assert_eq!(balance("publisher:summit"), Some(PAYOUT.0 + 3));
     assert_eq!(balance("margin"), Some(3 * (PRICE.0 - PAYOUT.0) - 2));
     assert_eq!((totals.unbalanced_leads, totals.unbalanced_accounts), (0, 0));
     assert_eq!(totals.leads, [("sold".to_owned(), 3)]);
@@ -153,7 +153,7 @@ pub async fn test_leads_are_rows_without_money_or_caps(books: &Books) {
 fn histories() -> Vec<Event> {
     let mut events = Vec::new();
     for index in 0..30 {
-        let (lead, by, to) = (LeadId::generate(), ["acme", "zenith"][index % 2], ["sunco", "volt", "ray"][index % 3]);
+        let (lead, by, to) = (LeadId::generate(), ["acme", "summit"][index % 2], ["sunco", "volt", "ray"][index % 3]);
         let mut arrival = received(lead, by);
         // The same key from both publishers, and no key twice from one: which lead keeps it would depend on the order.
         arrival.claim = (index < 15).then(|| claim(&format!("{:x}", index / 2)));
@@ -273,7 +273,7 @@ pub async fn batches_are_bounded_and_shared_between_partitions(books: &Books) {
     for _ in 0..40 {
         journal.append(&Event::Received(received(LeadId::generate(), "acme")));
     }
-    journal.append(&Event::Received(received(LeadId::generate(), "zenith")));
+    journal.append(&Event::Received(received(LeadId::generate(), "summit")));
     let first = books.ledger.settle(&journal, 12).await.unwrap();
     assert_eq!((first.entries, first.has_more), (12, true));
     assert_eq!(first.marks.len(), 2, "the quiet partition starved: {:?}", first.marks);

@@ -2,8 +2,8 @@
 
 use capgate::domain::event::{EntryId, Event, Life};
 use capgate::domain::id::{LeadId, Partition};
-use capgate::ledger::{LedgerError, SettleError};
 use capgate::ledger::Ledger;
+use capgate::ledger::{LedgerError, SettleError};
 
 use crate::events::{received, sale};
 use crate::journal::{Journal, PARTITIONS};
@@ -12,7 +12,7 @@ use crate::support::Books;
 pub async fn two_settlers_at_once_settle_everything_once(books: &Books) {
     let journal = Journal::default();
     for index in 0..400 {
-        let (by, to) = (["acme", "zenith"][index % 2], ["sunco", "volt", "ray"][index % 3]);
+        let (by, to) = (["acme", "summit"][index % 2], ["sunco", "volt", "ray"][index % 3]);
         journal.append_all(sale(LeadId::generate(), by, to));
     }
     let other = books.open_again().await;

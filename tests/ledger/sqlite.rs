@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use capgate::ledger::sqlite::SqliteLedger;
 use capgate::ledger::{Ledger, LedgerError};
-use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::SqlitePool;
+use sqlx::sqlite::SqliteConnectOptions;
 
 use crate::support::{Books, Raw};
 

@@ -91,7 +91,8 @@ impl Books {
     /// Everything that settlement writes, in an order of its own. Numbers that the database counts up are left out.
     pub async fn dump(&self) -> Vec<Option<String>> {
         let text = |columns: &[&str]| {
-            let columns: Vec<_> = columns.iter().map(|column| format!("COALESCE(CAST({column} AS CHAR), '-')")).collect();
+            let columns: Vec<_> =
+                columns.iter().map(|column| format!("COALESCE(CAST({column} AS CHAR), '-')")).collect();
             if self.raw.is_mysql() {
                 format!("CONCAT_WS('|', {})", columns.join(", "))
             } else {
@@ -102,16 +103,44 @@ impl Books {
             (
                 "leads",
                 &[
-                    "HEX(lead_id)", "publisher_id", "campaign_id", "status", "reason", "buyer_id", "price_micros",
-                    "payout_micros", "currency", "test", "received_at", "closed_at", "has_received", "has_payload",
-                    "payload", "explanation", "answer", "HEX(key_hash)", "HEX(fingerprint)",
+                    "HEX(lead_id)",
+                    "publisher_id",
+                    "campaign_id",
+                    "status",
+                    "reason",
+                    "buyer_id",
+                    "price_micros",
+                    "payout_micros",
+                    "currency",
+                    "test",
+                    "received_at",
+                    "closed_at",
+                    "has_received",
+                    "has_payload",
+                    "payload",
+                    "explanation",
+                    "answer",
+                    "HEX(key_hash)",
+                    "HEX(fingerprint)",
                 ],
             ),
             (
                 "attempts",
                 &[
-                    "HEX(lead_id)", "buyer_id", "publisher_id", "ordinal", "outcome", "counted", "http_status",
-                    "reason", "sent_at", "duration_us", "windows", "price_micros", "payout_micros", "currency",
+                    "HEX(lead_id)",
+                    "buyer_id",
+                    "publisher_id",
+                    "ordinal",
+                    "outcome",
+                    "counted",
+                    "http_status",
+                    "reason",
+                    "sent_at",
+                    "duration_us",
+                    "windows",
+                    "price_micros",
+                    "payout_micros",
+                    "currency",
                 ],
             ),
             ("entries", &["HEX(lead_id)", "buyer_id", "account", "amount_micros", "currency", "kind", "booked_at"]),
