@@ -154,8 +154,16 @@ impl Settler {
         self.shared.status.subscribe()
     }
 
-    /// One round: settles at most `rows_max` entries, then lets the store forget what was settled.
+    /// One round: settles at most `rows_max` entries, then lets the store forget what was settled. A caller that gives up
+    /// waiting does not end the round: it runs in a task of its own, so that no transaction is cut in two (F71).
     pub async fn settle_once(&self) -> Result<Settled, SettleError> {
+        let settler = self.clone();
+        let round = tokio::spawn(async move { settler.told_round().await });
+        round.await.unwrap_or_else(|_| Err(LedgerError::Bug("the settling task ended early".to_owned()).into()))
+    }
+
+    /// A round, told to whoever watches.
+    async fn told_round(&self) -> Result<Settled, SettleError> {
         let started = self.parts.clock.now();
         let result = self.round().await;
         self.shared.status.send_modify(|status| match &result {
@@ -175,10 +183,8 @@ impl Settler {
 
     async fn round(&self) -> Result<Settled, SettleError> {
         self.learn_untrimmed().await?;
-        let SettlerParts { store, ledger, rows_max, .. } = self.parts.clone();
-        // In a task of its own: a caller that gives up must not cut a transaction in two (F71).
-        let settling = tokio::spawn(async move { ledger.settle(&StoreJournal(store), rows_max).await });
-        let settled = settling.await.map_err(|_| LedgerError::Bug("the settling task ended early".to_owned()))??;
+        let source = StoreJournal(self.parts.store.clone());
+        let settled = self.parts.ledger.settle(&source, self.parts.rows_max).await?;
         if let Some(untrimmed) = self.shared.untrimmed.lock().as_mut() {
             untrimmed.extend(settled.marks.iter().map(|mark| (mark.partition, *mark)));
         }

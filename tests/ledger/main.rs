@@ -1,0 +1,79 @@
+//! One list of behaviours, run on every ledger; and the settler above it.
+
+mod events;
+mod journal;
+mod reading;
+mod schema;
+mod settler;
+mod settling;
+mod sharing;
+mod support;
+mod trouble;
+
+#[cfg(feature = "server-tests")]
+mod mysql;
+mod sqlite;
+
+/// Makes one test of each behaviour for the kind of books that `$open` opens.
+macro_rules! behaviours {
+    ($open:path: $($module:ident { $($name:ident),+ $(,)? })+) => { $(
+        mod $module { $(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() {
+                $crate::support::run($open().await, |books| async move { $crate::$module::$name(&books).await }).await;
+            }
+        )+ }
+    )+ };
+}
+
+/// The whole list.
+macro_rules! all_behaviours {
+    ($open:path) => {
+        $crate::behaviours! { $open:
+            settling {
+                p5_a_lead_and_its_verdict_become_one_row_in_any_order,
+                p6_sales_sum_to_zero_and_balances_follow,
+                p2_usage_counts_exactly_what_counts,
+                a_contested_yes_is_booked_when_it_is_resolved,
+                a_closing_event_books_a_late_yes_once,
+                test_leads_are_rows_without_money_or_caps,
+                f72_every_event_five_times_in_different_batches,
+                f78_any_order_gives_the_same_books,
+                f42_keys_and_ids_differ_by_their_bytes,
+                a_second_lead_under_a_used_key_is_kept_without_it,
+                batches_are_bounded_and_shared_between_partitions,
+            }
+            trouble {
+                f75_only_the_culprit_becomes_a_dead_letter,
+                f73_an_overflowing_balance_is_refused_and_not_altered,
+                f74_large_batches_and_large_payloads,
+                f80_an_unknown_version_stops_its_partition_only,
+                f71_a_cancelled_settlement_leaves_no_transaction_behind,
+                a_journal_that_cannot_be_read_holds_up_nobody_else,
+                f90_refusals_never_quote_values,
+            }
+            sharing {
+                two_settlers_at_once_settle_everything_once,
+                a_new_life_starts_with_an_empty_mark,
+                the_number_of_partitions_is_written_down,
+                two_gateways_start_at_once_with_different_numbers,
+            }
+            reading {
+                views_are_readable,
+                usage_is_read_with_its_mark,
+                leads_are_found_by_key,
+                a_lead_is_told_with_attempts_and_entries,
+                counted_attempts_carry_what_a_new_cap_needs,
+                paused_buyers_are_remembered,
+                payloads_are_removed_and_rows_stay,
+                totals_find_books_that_do_not_balance,
+            }
+            schema {
+                migrations_run_from_several_gateways_at_once,
+                a_wrong_schema_says_what_to_do,
+            }
+        }
+    };
+}
+
+pub(crate) use {all_behaviours, behaviours};

@@ -1,0 +1,207 @@
+//! What others ask of the books.
+
+use capgate::domain::event::{Attempt, Event};
+use capgate::domain::id::{CapId, LeadId, Partition};
+use capgate::domain::money::Micros;
+use capgate::domain::outcome::AttemptOutcome;
+use capgate::domain::window::Window;
+use capgate::store::CounterKey;
+use jiff::{SignedDuration, Timestamp};
+
+use crate::events::{DAY_MS, PRICE, RECEIVED_US, attempt, buyer, claim, publisher, received, sale, sold, unsold};
+use crate::journal::{Journal, PARTITIONS};
+use crate::support::Books;
+
+pub async fn views_are_readable(books: &Books) {
+    let lead = LeadId::generate();
+    let journal = Journal::default();
+    journal.append_all(sale(lead, "acme", "sunco"));
+    books.settle_all(&journal, 100).await;
+    let one = async |sql: &str| books.raw.texts(sql).await.remove(0).unwrap();
+    for view in ["v_leads", "v_attempts", "v_entries"] {
+        assert_eq!(one(&format!("SELECT lead_id FROM {view}")).await, lead.to_string());
+    }
+    let time = async |column: &str, view: &str| one(&format!("SELECT CAST({column} AS CHAR) FROM {view}")).await;
+    assert_eq!(time("received_at", "v_leads").await, "2026-03-08 12:34:56.789012");
+    assert_eq!(time("closed_at", "v_leads").await, "2026-03-08 12:34:56.879012");
+    assert_eq!(time("sent_at", "v_attempts").await, "2026-03-08 12:34:56.790012");
+    assert_eq!(time("booked_at", "v_entries").await, "2026-03-08 12:34:56.870012");
+    assert_eq!(
+        time("window_start", "cap_usage WHERE buyer_id = 'sunco' AND used = 1").await,
+        "2026-03-08 05:00:00.000000"
+    );
+    let windows: serde_json::Value = serde_json::from_str(&one("SELECT windows FROM v_attempts").await).unwrap();
+    let first = serde_json::json!({"cap": "day", "window_start": "2026-03-08T05:00:00Z", "amount": 1});
+    assert_eq!(windows[0], first);
+    // The contract's columns, by name.
+    for sql in [
+        "SELECT lead_id, publisher_id, campaign_id, status, reason, buyer_id, price_micros, payout_micros, currency, test, \
+         received_at, closed_at, payload, explanation FROM v_leads",
+        "SELECT attempt_id, lead_id, buyer_id, ordinal, outcome, http_status, reason, sent_at, duration_us, windows \
+         FROM v_attempts",
+        "SELECT entry_id, lead_id, account, amount_micros, currency, kind, booked_at FROM v_entries",
+        "SELECT account, currency, balance_micros FROM balances",
+        "SELECT buyer_id, cap_id, window_start, used FROM cap_usage",
+    ] {
+        books.raw.run(sql).await;
+    }
+}
+
+pub async fn usage_is_read_with_its_mark(books: &Books) {
+    let journal = Journal::default();
+    for to in ["sunco", "sunco", "volt"] {
+        journal.append(&Event::Attempt(attempt(LeadId::generate(), "acme", to, AttemptOutcome::Accepted)));
+    }
+    books.settle_all(&journal, 100).await;
+    let at = |ms| Timestamp::from_millisecond(ms).unwrap();
+    let key = |to: &str, cap: &str, start| {
+        let window = Window { start: at(start), end: None };
+        CounterKey { buyer: buyer(to), cap: CapId::new(cap), window }
+    };
+    let keys = [
+        key("sunco", "day", DAY_MS),
+        key("sunco", "total:spend", 0),
+        key("sunco", "day", DAY_MS + 1),
+        key("sunco", "Day", DAY_MS),
+        key("volt", "day", DAY_MS),
+        key("nobody", "day", DAY_MS),
+    ];
+    let partition = Partition::of("sunco", PARTITIONS);
+    let (mark, used) = books.ledger.usage_snapshot(partition, &keys).await.unwrap();
+    assert_eq!(used, [Some(2), Some(50_000_000), None, None, Some(1), None]);
+    let marks = books.ledger.marks(PARTITIONS).await.unwrap();
+    assert_eq!(mark, marks[usize::from(partition.0)]);
+    assert!(mark.entry.ms > 0);
+    assert_eq!(books.ledger.usage_snapshot(partition, &[]).await.unwrap().1, []);
+    assert!(books.ledger.usage_snapshot(Partition(PARTITIONS), &keys).await.is_err());
+
+    let (all_marks, rows) = books.ledger.usage_all(at(DAY_MS)).await.unwrap();
+    assert_eq!((all_marks, rows.len()), (marks, 4));
+    let (_, rows) = books.ledger.usage_all(at(DAY_MS + 1)).await.unwrap();
+    let mut totals: Vec<_> = rows.iter().map(|row| (row.buyer.as_str(), row.cap.as_str(), row.used)).collect();
+    totals.sort_unstable();
+    assert_eq!(totals, [("sunco", "total:spend", 50_000_000), ("volt", "total:spend", 25_000_000)]);
+}
+
+pub async fn leads_are_found_by_key(books: &Books) {
+    let lead = LeadId::generate();
+    let journal = Journal::default();
+    let mut arrival = received(lead, "acme");
+    arrival.claim = Some(claim("c"));
+    journal.append(&Event::Received(arrival));
+    journal.append(&Event::Closed(unsold(lead, "acme", "capped")));
+    books.settle_all(&journal, 100).await;
+    let find = async |by: &str, digit: &str| books.ledger.lead_by_key(&publisher(by), &digit.repeat(64)).await.unwrap();
+    let found = find("acme", "c").await.unwrap();
+    assert_eq!((found.lead, found.answer), (lead, Some(unsold(lead, "acme", "capped").answer)));
+    assert_eq!(find("acme", "C").await.map(|row| row.lead), Some(lead), "hex digits have no case");
+    assert_eq!(find("summit", "c").await, None);
+    assert_eq!(find("acme", "d").await, None);
+    assert!(books.ledger.lead_by_key(&publisher("acme"), "short").await.is_err());
+    assert_eq!(books.ledger.lead(LeadId::generate()).await.unwrap(), None);
+}
+
+pub async fn a_lead_is_told_with_attempts_and_entries(books: &Books) {
+    let lead = LeadId::generate();
+    let journal = Journal::default();
+    let mut no = attempt(lead, "acme", "volt", AttemptOutcome::Declined);
+    // Kept whole up to 200 characters, whatever they are.
+    no.reason = Some("ñ".repeat(300));
+    let yes = Attempt { ordinal: 2, ..attempt(lead, "acme", "sunco", AttemptOutcome::Accepted) };
+    journal.append_all([
+        Event::Attempt(yes),
+        Event::Attempt(no),
+        Event::Received(received(lead, "acme")),
+        Event::Closed(sold(lead, "acme", "sunco")),
+    ]);
+    books.settle_all(&journal, 100).await;
+    let detail = books.ledger.lead_detail(lead).await.unwrap().unwrap();
+    let attempts: Vec<_> = detail.attempts.iter().map(|row| (row.ordinal, row.buyer.as_str(), row.outcome)).collect();
+    assert_eq!(attempts, [(1, "volt", AttemptOutcome::Declined), (2, "sunco", AttemptOutcome::Accepted)]);
+    assert_eq!(detail.attempts[0].reason.as_deref(), Some("ñ".repeat(200).as_str()));
+    assert_eq!((detail.attempts[0].counted, detail.attempts[1].counted), (false, true));
+    assert_eq!(detail.attempts[1].http_status, Some(200));
+    assert_eq!(detail.attempts[1].sent_at.as_microsecond(), RECEIVED_US + 1_000);
+    assert_eq!(detail.attempts[1].duration_us, 80_000);
+    assert_eq!(detail.attempts[1].price, PRICE);
+    assert_eq!(detail.entries.len(), 3);
+    assert_eq!(detail.entries.iter().map(|row| row.amount.0).sum::<i64>(), 0);
+    assert!(detail.entries.iter().all(|row| row.kind == "sale"));
+    assert_eq!(detail.lead, books.ledger.lead(lead).await.unwrap().unwrap());
+}
+
+pub async fn counted_attempts_carry_what_a_new_cap_needs(books: &Books) {
+    let (known, unknown) = (LeadId::generate(), LeadId::generate());
+    let journal = Journal::default();
+    journal.append_all(sale(known, "acme", "sunco"));
+    let doubt = attempt(unknown, "summit", "sunco", AttemptOutcome::InDoubt);
+    journal.append(&Event::Attempt(Attempt { price: Micros(7), sent_at_us: RECEIVED_US + 5_000, ..doubt }));
+    journal.append(&Event::Attempt(attempt(LeadId::generate(), "acme", "sunco", AttemptOutcome::Declined)));
+    journal.append(&Event::Attempt(attempt(LeadId::generate(), "acme", "volt", AttemptOutcome::Accepted)));
+    books.settle_all(&journal, 100).await;
+    let at = |us| Timestamp::from_microsecond(us).unwrap();
+    let read = async |start, end: Option<i64>| {
+        let mut rows = books.ledger.counted_attempts(&buyer("sunco"), at(start), end.map(at)).await.unwrap();
+        rows.sort_by_key(|row| row.price.0);
+        rows
+    };
+    let rows = read(RECEIVED_US, None).await;
+    assert_eq!(rows.len(), 2);
+    assert_eq!((rows[0].publisher.as_str(), &rows[0].payload), ("summit", &None));
+    assert_eq!(rows[1].payload, Some(received(known, "acme").payload));
+    // Half-open: the start is inside, the end is not.
+    assert_eq!(read(RECEIVED_US + 1_000, Some(RECEIVED_US + 5_000)).await.len(), 1);
+    assert_eq!(read(RECEIVED_US + 1_001, Some(RECEIVED_US + 5_000)).await.len(), 0);
+}
+
+pub async fn paused_buyers_are_remembered(books: &Books) {
+    for (id, is_paused) in [("sunco", true), ("volt", true), ("sunco", true), ("volt", false), ("ray", false)] {
+        books.ledger.set_paused(&buyer(id), is_paused).await.unwrap();
+    }
+    assert_eq!(books.ledger.paused_buyers().await.unwrap(), [buyer("sunco")]);
+}
+
+pub async fn payloads_are_removed_and_rows_stay(books: &Books) {
+    let journal = Journal::default();
+    let leads: Vec<_> = (0..5).map(|_| LeadId::generate()).collect();
+    for (index, lead) in (0..).zip(&leads) {
+        let mut arrival = received(*lead, "acme");
+        arrival.received_at_us += index * 1_000_000;
+        journal.append(&Event::Received(arrival));
+    }
+    journal.append_bytes(Partition(0), capgate::domain::event::Life(0), b"canary@example.com".to_vec());
+    books.settle_all(&journal, 100).await;
+    books.raw.run("UPDATE dead_letters SET at = '2026-03-08 00:00:00.000000'").await;
+    let before = Timestamp::from_microsecond(RECEIVED_US).unwrap() + SignedDuration::from_secs(3);
+    assert_eq!(books.ledger.remove_payloads(before, 2).await.unwrap(), 2);
+    assert_eq!(books.ledger.remove_payloads(before, 100).await.unwrap(), 1);
+    assert_eq!(books.ledger.remove_payloads(before, 100).await.unwrap(), 0);
+    for (index, lead) in leads.iter().enumerate() {
+        let row = books.ledger.lead(*lead).await.unwrap().unwrap();
+        assert_eq!(row.payload.is_some(), index >= 3, "lead {index}");
+    }
+    assert_eq!(books.raw.number("SELECT COUNT(*) FROM dead_letters WHERE event IS NULL").await, 1);
+    // Told again, a removed payload does not come back.
+    books.put_marks_back().await;
+    books.settle_all(&journal, 100).await;
+    assert_eq!(books.raw.number("SELECT COUNT(*) FROM leads WHERE payload IS NOT NULL").await, 2);
+}
+
+pub async fn totals_find_books_that_do_not_balance(books: &Books) {
+    let journal = Journal::default();
+    for _ in 0..3 {
+        journal.append_all(sale(LeadId::generate(), "acme", "sunco"));
+    }
+    books.settle_all(&journal, 100).await;
+    let unbalanced = async || {
+        let totals = books.ledger.totals().await.unwrap();
+        (totals.unbalanced_leads, totals.unbalanced_accounts)
+    };
+    assert_eq!(unbalanced().await, (0, 0));
+    books.raw.run("UPDATE balances SET balance_micros = balance_micros + 1 WHERE account = 'margin'").await;
+    assert_eq!(unbalanced().await, (0, 1));
+    books.raw.run("UPDATE entries SET amount_micros = amount_micros + 1 WHERE account = 'margin'").await;
+    assert_eq!(unbalanced().await, (3, 1));
+    books.raw.run("DELETE FROM balances WHERE account = 'buyer:sunco'").await;
+    assert_eq!(unbalanced().await, (3, 2));
+}

@@ -1,0 +1,87 @@
+//! Several gateways over the same books.
+
+use capgate::domain::event::{EntryId, Event, Life};
+use capgate::domain::id::{LeadId, Partition};
+use capgate::ledger::Ledger;
+use capgate::ledger::{LedgerError, SettleError};
+
+use crate::events::{received, sale};
+use crate::journal::{Journal, PARTITIONS};
+use crate::support::Books;
+
+pub async fn two_settlers_at_once_settle_everything_once(books: &Books) {
+    let journal = Journal::default();
+    for index in 0..400 {
+        let (by, to) = (["acme", "summit"][index % 2], ["sunco", "volt", "ray"][index % 3]);
+        journal.append_all(sale(LeadId::generate(), by, to));
+    }
+    let other = books.open_again().await;
+    let settle = async |ledger: &dyn Ledger| {
+        let (mut entries, mut idle) = (0, 0);
+        // The other one may hold all marks for a while: done is when nothing has come for some rounds.
+        while idle < 5 {
+            match ledger.settle(&journal, 37).await {
+                Ok(settled) => {
+                    entries += settled.entries;
+                    idle = if settled.entries == 0 { idle + 1 } else { 0 };
+                }
+                Err(SettleError::Ledger(LedgerError::NotDone(_))) => {}
+                Err(error) => panic!("{error}"),
+            }
+            tokio::task::yield_now().await;
+        }
+        entries
+    };
+    let (mine, theirs) = tokio::join!(settle(books.ledger.as_ref()), settle(other.as_ref()));
+    let left: usize = books.settle_all(&journal, 1000).await.iter().map(|settled| settled.entries).sum();
+    println!("one settled {mine}, the other {theirs}, {left} were left");
+    assert_eq!(mine + theirs + left, 1200);
+    let totals = books.ledger.totals().await.unwrap();
+    assert_eq!(totals.leads, [("sold".to_owned(), 400)]);
+    assert_eq!(totals.attempts.iter().map(|line| line.2).sum::<u64>(), 400);
+    assert_eq!((totals.unbalanced_leads, totals.unbalanced_accounts), (0, 0));
+    assert_eq!(books.raw.number("SELECT COUNT(*) FROM entries").await, 1200);
+    let sql = "SELECT CAST(SUM(used) AS SIGNED) FROM cap_usage WHERE window_start > '1970-01-02'";
+    assert_eq!(books.raw.number(sql).await, 400);
+    other.shut_down().await;
+}
+
+pub async fn a_new_life_starts_with_an_empty_mark(books: &Books) {
+    let journal = Journal::default();
+    let event = Event::Received(received(LeadId::generate(), "acme"));
+    let partition = Partition::of("acme", PARTITIONS);
+    journal.append(&event);
+    books.settle_all(&journal, 10).await;
+    assert!(books.ledger.raise_life(partition, Life(0), Life(3)).await.unwrap());
+    assert!(!books.ledger.raise_life(partition, Life(0), Life(4)).await.unwrap(), "the second gateway was first too");
+    let marks = books.ledger.marks(PARTITIONS).await.unwrap();
+    let mark = marks.iter().find(|mark| mark.partition == partition).unwrap();
+    assert_eq!((mark.life, mark.entry), (Life(3), EntryId::default()));
+    assert!(marks.iter().filter(|mark| mark.partition != partition).all(|mark| mark.life == Life(0)));
+    // Restated under the new life beside something new.
+    journal.append_bytes(partition, Life(3), event.to_bytes());
+    journal.append_bytes(partition, Life(3), Event::Received(received(LeadId::generate(), "acme")).to_bytes());
+    let settled = books.settle_all(&journal, 10).await;
+    assert_eq!((settled[0].entries, settled[0].marks[0].life), (2, Life(3)));
+    assert_eq!(books.raw.number("SELECT COUNT(*) FROM leads").await, 2);
+}
+
+pub async fn the_number_of_partitions_is_written_down(books: &Books) {
+    for other in [PARTITIONS - 1, PARTITIONS * 2] {
+        let error = books.ledger.marks(other).await.unwrap_err();
+        assert!(matches!(&error, LedgerError::Schema(text) if text.contains("4 partitions")), "{error}");
+    }
+    assert_eq!(books.ledger.marks(PARTITIONS).await.unwrap().len(), 4);
+}
+
+pub async fn two_gateways_start_at_once_with_different_numbers(books: &Books) {
+    let other = books.open_again().await;
+    for _ in 0..10 {
+        books.raw.run("DELETE FROM settlement_marks").await;
+        let (mine, theirs) = tokio::join!(books.ledger.marks(8), other.marks(16));
+        assert!(mine.is_ok() != theirs.is_ok(), "both or none agreed: {mine:?} {theirs:?}");
+        let rows = if mine.is_ok() { 8 } else { 16 };
+        assert_eq!(books.raw.number("SELECT COUNT(*) FROM settlement_marks").await, rows);
+    }
+    other.shut_down().await;
+}
