@@ -190,7 +190,8 @@ pub(super) fn open(
     loop {
         match read_frame(&mut reader).map_err(failed)? {
             Frame::Whole(body) => {
-                let unknown = || StoreError::Bug(format!("{name} holds a record at byte {good} that is not known here"));
+                let unknown =
+                    || StoreError::Bug(format!("{name} holds a record at byte {good} that is not known here"));
                 replay(Record::decode(&body).ok_or_else(unknown)?)?;
                 good = reader.stream_position().map_err(failed)?;
             }
@@ -198,7 +199,9 @@ pub(super) fn open(
             Frame::Torn => {
                 let cut = total.saturating_sub(good);
                 if cut > TORN_BYTES_MAX {
-                    return Err(StoreError::Bug(format!("{name} is damaged at byte {good}, {cut} bytes before its end")));
+                    return Err(StoreError::Bug(format!(
+                        "{name} is damaged at byte {good}, {cut} bytes before its end"
+                    )));
                 }
                 tracing::warn!(file = %name, at_byte = good, bytes = cut, "cut off a torn end of the journal");
                 break;
