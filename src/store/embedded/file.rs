@@ -11,11 +11,11 @@ use crate::store::StoreError;
 /// A cut longer than this is no torn write: it is longer than any batch.
 pub(super) const TORN_BYTES_MAX: u64 = 2 * super::group::PENDING_BYTES_MAX as u64;
 
-/// Lets tests fill the disk.
+/// Lets tests fill the disk, hold the writer up, and count its syncs.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Faults {
     #[cfg(test)]
-    pub(super) is_disk_full: std::sync::Arc<std::sync::atomic::AtomicBool>,
+    pub(super) rig: std::sync::Arc<super::tests::Rig>,
 }
 
 impl Faults {
@@ -27,8 +27,7 @@ impl Faults {
 
     #[cfg(test)]
     fn check(&self) -> io::Result<()> {
-        let is_full = self.is_disk_full.load(std::sync::atomic::Ordering::SeqCst);
-        if is_full { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
+        self.rig.check()
     }
 }
 
@@ -190,7 +189,8 @@ pub(super) fn open(
     loop {
         match read_frame(&mut reader).map_err(failed)? {
             Frame::Whole(body) => {
-                let unknown = || StoreError::Bug(format!("{name} holds a record at byte {good} that is not known here"));
+                let unknown =
+                    || StoreError::Bug(format!("{name} holds a record at byte {good} that is not known here"));
                 replay(Record::decode(&body).ok_or_else(unknown)?)?;
                 good = reader.stream_position().map_err(failed)?;
             }
@@ -198,7 +198,9 @@ pub(super) fn open(
             Frame::Torn => {
                 let cut = total.saturating_sub(good);
                 if cut > TORN_BYTES_MAX {
-                    return Err(StoreError::Bug(format!("{name} is damaged at byte {good}, {cut} bytes before its end")));
+                    return Err(StoreError::Bug(format!(
+                        "{name} is damaged at byte {good}, {cut} bytes before its end"
+                    )));
                 }
                 tracing::warn!(file = %name, at_byte = good, bytes = cut, "cut off a torn end of the journal");
                 break;

@@ -66,14 +66,8 @@ pub(super) struct Group {
 
 impl Group {
     pub(super) fn new(state: State, path: PathBuf, faults: Faults) -> Arc<Self> {
-        let inner = Inner {
-            state,
-            pending: Vec::new(),
-            last: 0,
-            broken: None,
-            is_stopping: false,
-            is_rewrite_ready: false,
-        };
+        let inner =
+            Inner { state, pending: Vec::new(), last: 0, broken: None, is_stopping: false, is_rewrite_ready: false };
         let (progress, _) = watch::channel(Progress::default());
         let (inner, work, appended) = (Mutex::new(inner), Condvar::new(), Notify::new());
         Arc::new(Self { inner, work, progress, appended, path, faults })

@@ -130,11 +130,7 @@ impl State {
         Ok(due.take(count_max).filter_map(|(_, key)| state.leases.get(key)).map(as_open).collect())
     }
 
-    pub(super) fn open_leases(
-        &mut self,
-        partition: Partition,
-        count_max: usize,
-    ) -> Result<Vec<OpenLease>, StoreError> {
+    pub(super) fn open_leases(&mut self, partition: Partition, count_max: usize) -> Result<Vec<OpenLease>, StoreError> {
         let state = self.partition(partition)?;
         Ok(state.due.iter().take(count_max).filter_map(|(_, key)| state.leases.get(key)).map(as_open).collect())
     }

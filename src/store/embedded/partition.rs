@@ -469,13 +469,8 @@ impl PartitionState {
             for (cap, counters) in &known.caps {
                 for (start_ms, counter) in &counters.windows {
                     let (buyer, cap) = (buyer.clone(), cap.clone());
-                    let counter = CounterRecord {
-                        buyer,
-                        cap,
-                        start_ms: *start_ms,
-                        end_ms: counter.end_ms,
-                        used: counter.used,
-                    };
+                    let counter =
+                        CounterRecord { buyer, cap, start_ms: *start_ms, end_ms: counter.end_ms, used: counter.used };
                     push(Change::Counter(counter), None);
                 }
             }

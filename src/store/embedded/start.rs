@@ -34,7 +34,8 @@ pub(super) fn catch_up(
 fn forget_settled(state: &mut State, mark: &Mark) -> Result<(), StoreError> {
     let partition = state.partition(mark.partition)?;
     let known = partition.journals.get(&mark.life);
-    if known.is_some_and(|journal| journal.trimmed >= mark.entry) || mark.entry == crate::domain::event::EntryId::default()
+    if known.is_some_and(|journal| journal.trimmed >= mark.entry)
+        || mark.entry == crate::domain::event::EntryId::default()
     {
         return Ok(());
     }
