@@ -52,7 +52,9 @@ CREATE TABLE IF NOT EXISTS attempts (
     currency CHAR(3) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     PRIMARY KEY (lead_id, buyer_id),
     UNIQUE KEY attempts_id (attempt_id),
-    KEY attempts_buyer (buyer_id, sent_at)
+    KEY attempts_buyer (buyer_id, sent_at),
+    -- Doubts that wait to be resolved are few among many attempts.
+    KEY attempts_outcome (buyer_id, outcome, sent_at)
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 CREATE TABLE IF NOT EXISTS entries (

@@ -48,6 +48,8 @@ CREATE TABLE attempts (
     UNIQUE (lead_id, buyer_id)
 ) STRICT;
 CREATE INDEX attempts_buyer ON attempts (buyer_id, sent_at);
+-- Doubts that wait to be resolved are few among many attempts.
+CREATE INDEX attempts_outcome ON attempts (buyer_id, outcome, sent_at);
 
 CREATE TABLE entries (
     entry_id INTEGER PRIMARY KEY,

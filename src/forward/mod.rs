@@ -76,6 +76,12 @@ struct Shared {
     rests: Rests,
 }
 
+impl std::fmt::Debug for Forwarder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Forwarder")
+    }
+}
+
 /// What the waiting caller is told at the verdict or at the deadline, whichever comes first.
 type Told = (Outcome, Option<oneshot::Receiver<Outcome>>);
 

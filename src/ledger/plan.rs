@@ -243,6 +243,20 @@ fn windows_of(attempt: &Attempt) -> Result<Vec<StoredWindow>, &'static str> {
     attempt.windows.iter().map(stored).collect::<Option<_>>().ok_or("a window is out of range")
 }
 
+/// A cap and the start of its window.
+pub(super) type StoredPlace = (String, Timestamp);
+
+/// What an attempt row's `windows` hold, by cap and window.
+pub(super) fn stored_windows(json: &str) -> Result<Vec<(StoredPlace, u64)>, &'static str> {
+    let windows: Vec<StoredWindow> =
+        serde_json::from_str(json).map_err(|_| "the windows of an attempt row cannot be read")?;
+    let place = |window: StoredWindow| {
+        let amount = u64::try_from(window.amount).unwrap_or(0);
+        ((window.cap.as_str().to_owned(), window.window_start), amount)
+    };
+    Ok(windows.into_iter().map(place).collect())
+}
+
 /// Decides what the events change.
 ///
 /// # Errors

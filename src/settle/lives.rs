@@ -10,7 +10,6 @@ use tokio::sync::Mutex;
 use crate::app::Gateway;
 use crate::domain::event::{Life, Mark};
 use crate::ledger::SettleError;
-use crate::store::Store;
 
 /// A lead that waits for partitions to open waits no longer than this.
 const OPEN_PATIENCE: Duration = Duration::from_millis(150);

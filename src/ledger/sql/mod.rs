@@ -145,6 +145,10 @@ impl<D: Database> Ledger for SqlLedger<D> {
         Ok(self.read_counted_attempts(buyer, start, end).await?)
     }
 
+    async fn units_in_doubt(&self, keys: &[CounterKey]) -> Result<Vec<u64>, LedgerError> {
+        Ok(self.read_units_in_doubt(keys).await?)
+    }
+
     async fn lead(&self, lead: LeadId) -> Result<Option<LeadRow>, LedgerError> {
         Ok(self.read_lead("WHERE lead_id = ?", vec![lead.into()]).await?)
     }

@@ -12,6 +12,7 @@ use crate::domain::event::Mark;
 use crate::domain::id::{BuyerId, CampaignId, CapId, LeadId, Partition, PublisherId};
 use crate::domain::money::{Currency, Micros};
 use crate::domain::outcome::{AttemptOutcome, LeadStatus};
+use crate::ledger::plan::{StoredPlace, stored_windows};
 use crate::ledger::{AttemptRow, CountedAttempt, EntryRow, LeadDetail, LeadRow, Totals, UsageRow};
 use crate::store::CounterKey;
 
@@ -181,6 +182,25 @@ impl<D: Database> SqlLedger<D> {
             })
         };
         rows.into_iter().map(read).collect()
+    }
+
+    pub(super) async fn read_units_in_doubt(&self, keys: &[CounterKey]) -> Result<Vec<u64>, DbError> {
+        let buyers: BTreeSet<&str> = keys.iter().map(|key| key.buyer.as_str()).collect();
+        let mut session = self.database.reader().await?;
+        let sql = "SELECT buyer_id, windows FROM attempts WHERE outcome = 'in_doubt' AND counted = 1 AND buyer_id";
+        let mut units: HashMap<(String, StoredPlace), u64> = HashMap::new();
+        for mut row in fetch_in(session.as_mut(), sql, &[], buyers, &[Kind::Text, Kind::Text]).await? {
+            let buyer = row.text()?;
+            for (place, amount) in stored_windows(&row.text()?).map_err(|text| DbError::Bug(text.to_owned()))? {
+                *units.entry((buyer.clone(), place)).or_default() += amount;
+            }
+        }
+        session.release();
+        let of = |key: &CounterKey| {
+            let place = (key.cap.as_str().to_owned(), key.window.start);
+            units.get(&(key.buyer.as_str().to_owned(), place)).copied().unwrap_or(0)
+        };
+        Ok(keys.iter().map(of).collect())
     }
 
     pub(super) async fn read_lead(&self, filter: &'static str, args: Vec<Value>) -> Result<Option<LeadRow>, DbError> {

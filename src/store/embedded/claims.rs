@@ -10,7 +10,7 @@ use super::partition::PartitionState;
 use super::state::{State, span_ms, span_us};
 use crate::domain::event::{Event, Received};
 use crate::domain::id::{LeadId, Partition, PublisherId};
-use crate::store::{Admission, Admit, Close, CloseReply, LeadState, OverdueLead, StoreError};
+use crate::store::{Admission, Admit, Close, CloseReply, LeadState, OpenCounts, OverdueLead, StoreError};
 
 impl State {
     /// A running lead is kept until it is closed, whatever its retention; from then on the close's counts.
@@ -77,8 +77,9 @@ impl State {
         })
     }
 
-    pub(super) fn open_lead_count(&self) -> u64 {
-        self.partitions.iter().map(|partition| partition.open_leads.len() as u64).sum()
+    pub(super) fn open_counts(&self) -> OpenCounts {
+        let sum = |count: fn(&PartitionState) -> usize| self.partitions.iter().map(|p| count(p) as u64).sum();
+        OpenCounts { leads: sum(|partition| partition.open_leads.len()), leases: sum(|partition| partition.leases.len()) }
     }
 
     /// Moving the deadline is the claim: the next caller no longer finds the lead overdue.

@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use super::change::{Change, CounterRecord, Held, Lease};
 use super::partition::PartitionState;
 use super::state::{State, span_ms, span_us};
-use crate::domain::event::{Attempt, Event, Mark, WindowAmount};
+use crate::domain::event::{Attempt, Event, Life, Mark, WindowAmount};
 use crate::domain::id::{BuyerId, CapId, LeadId, Partition};
 use crate::domain::lease::{Charge, Demand, EndMark, LeaseKey, OpenLease};
 use crate::domain::window::Window;
@@ -73,6 +73,14 @@ impl State {
         let bytes = Event::Attempt(event.clone()).to_bytes();
         self.change_of(end.key.buyer.as_str(), change, Some(bytes.into()));
         reply
+    }
+
+    /// Appends an event that changes no unit.
+    pub(super) fn record(&mut self, now: Timestamp, event: &Attempt) {
+        let state = self.partition_of(event.buyer.as_str());
+        let (life, id) = (state.life.unwrap_or(Life(0)), state.next_entry(now.as_millisecond()));
+        let bytes = Event::Attempt(event.clone()).to_bytes();
+        self.change_of(event.buyer.as_str(), Change::Entry { life, id, effects: Vec::new() }, Some(bytes.into()));
     }
 
     pub(super) fn give_back_at_deadline(&mut self, key: &LeaseKey) {

@@ -17,8 +17,8 @@ use self::file::{Faults, Replacement};
 use self::group::Group;
 use self::state::State;
 use super::{
-    Admission, Admit, Close, CloseReply, CounterKey, EndReply, LeadState, LeaseEnd, OverdueLead, SeedReply, Store,
-    StoreError, StoreHealth, Take, TakeReply,
+    Admission, Admit, Close, CloseReply, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts, OverdueLead,
+    SeedReply, Store, StoreError, StoreHealth, Take, TakeReply,
 };
 use crate::clock::SharedClock;
 use crate::domain::event::{Attempt, Closed, EntryId, JournalEntry, Life, Mark, Received};
@@ -156,11 +156,13 @@ fn check_closed(event: &Closed) -> Result<(), StoreError> {
 }
 
 fn check_end(end: &LeaseEnd) -> Result<(), StoreError> {
-    let text = |event: &Attempt| {
-        let windows: usize = event.windows.iter().map(|window| window.cap.as_str().len()).sum();
-        windows + event.reason.as_ref().map_or(0, String::len)
-    };
-    check_text(text(&end.event).max(text(&end.late_event)))
+    check_attempt(&end.event)?;
+    check_attempt(&end.late_event)
+}
+
+fn check_attempt(event: &Attempt) -> Result<(), StoreError> {
+    let windows: usize = event.windows.iter().map(|window| window.cap.as_str().len()).sum();
+    check_text(windows + event.reason.as_ref().map_or(0, String::len))
 }
 
 #[async_trait]
@@ -171,6 +173,10 @@ impl Store for EmbeddedStore {
 
     fn now(&self) -> Timestamp {
         self.clock.now()
+    }
+
+    fn knows(&self, partition: Partition, life: Life) -> bool {
+        self.group.look(|state| state.knows(partition, life))
     }
 
     async fn life(&self, partition: Partition) -> Result<Option<Life>, StoreError> {
@@ -218,6 +224,11 @@ impl Store for EmbeddedStore {
 
     async fn doubt(&self, end: &LeaseEnd) -> Result<EndReply, StoreError> {
         self.end(end, EndMark::Doubt).await
+    }
+
+    async fn record(&self, event: &Attempt) -> Result<(), StoreError> {
+        check_attempt(event)?;
+        self.step(|state, now| state.record(now, event)).await
     }
 
     async fn give_back_at_deadline(&self, key: &LeaseKey) -> Result<(), StoreError> {
@@ -279,8 +290,8 @@ impl Store for EmbeddedStore {
         self.step(|state, now| state.claim_overdue_leads(now, partition, grace, extend, count_max)).await?
     }
 
-    async fn open_lead_count(&self) -> Result<u64, StoreError> {
-        Ok(self.group.look(|state| state.open_lead_count()))
+    async fn open_counts(&self) -> Result<OpenCounts, StoreError> {
+        Ok(self.group.look(|state| state.open_counts()))
     }
 
     async fn journal_tip(&self, partition: Partition) -> Result<EntryId, StoreError> {

@@ -60,6 +60,10 @@ impl State {
         self.partitions.get_mut(usize::from(partition.0)).ok_or_else(missing)
     }
 
+    pub(super) fn knows(&self, partition: Partition, life: Life) -> bool {
+        self.partitions.get(usize::from(partition.0)).is_some_and(|state| state.known_life == Some(life))
+    }
+
     /// Makes a change in the partition of `id` and keeps its record.
     pub(super) fn change_of(&mut self, id: &str, change: Change, event: Option<Bytes>) {
         let record = self.partition_of(id).change(change, event);
