@@ -1,0 +1,202 @@
+//! Journal, lives, health.
+
+use std::time::Duration;
+
+use capgate::domain::event::{EntryId, Event, Life};
+use capgate::domain::id::{LeadId, Partition};
+use capgate::store::{Admission, CloseReply, EndReply, Refusal, SeedReply};
+
+use crate::store::Harness;
+use crate::support::{
+    LIFE, Verb, admit, begin_lives, buyer, candidate, cap, close, demand, end, running_window, seed, start_mark, take,
+    take_one,
+};
+
+pub async fn journal_is_read_in_order_and_trimmed_by_the_mark<H: Harness>() {
+    let h = H::start().await;
+    let store = h.store();
+    begin_lives(&*store).await;
+    let start = start_mark(&*store, "acme");
+    assert_eq!(store.journal_tip(start.partition).await, Ok(EntryId::default()));
+    assert_eq!(store.read_journal(&start, 10).await, Ok(vec![]));
+    let leads: Vec<LeadId> = (0..10).map(|_| LeadId::generate()).collect();
+    for lead in &leads {
+        assert_eq!(store.admit(&admit(&*store, *lead, None)).await, Ok(Admission::New));
+    }
+    let all = store.read_journal(&start, 100).await.unwrap();
+    let read: Vec<LeadId> = all
+        .iter()
+        .map(|entry| match Event::from_bytes(&entry.bytes).unwrap() {
+            Event::Received(received) => received.lead,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(read, leads);
+    assert!(all.is_sorted_by(|a, b| a.id < b.id));
+    assert_eq!(store.journal_tip(start.partition).await, Ok(all[9].id));
+    assert_eq!(store.read_journal(&start, 3).await.unwrap(), all[..3]);
+    let mut mark = start;
+    mark.entry = all[3].id;
+    assert_eq!(store.read_journal(&mark, 100).await.unwrap(), all[4..]);
+
+    store.trim_journal(&mark).await.unwrap();
+    assert_eq!(store.read_journal(&mark, 100).await.unwrap(), all[4..]);
+    assert_eq!(store.read_journal(&start, 100).await.unwrap(), all[4..], "what is trimmed is gone");
+    store.trim_journal(&start).await.unwrap();
+    assert_eq!(store.read_journal(&mark, 100).await.unwrap(), all[4..], "an older mark trims nothing");
+    mark.entry = all[9].id;
+    store.trim_journal(&mark).await.unwrap();
+    assert_eq!(store.read_journal(&start, 100).await, Ok(vec![]));
+    assert_eq!(store.journal_tip(start.partition).await, Ok(all[9].id), "the tip outlives its entry");
+    assert_eq!(store.admit(&admit(&*store, LeadId::generate(), None)).await, Ok(Admission::New));
+    let next = store.read_journal(&mark, 100).await.unwrap();
+    assert!(next.len() == 1 && next[0].id > all[9].id);
+    h.stop().await;
+}
+
+pub async fn f66_events_stand_in_the_journal_when_the_call_answers<H: Harness>() {
+    let h = H::start().await;
+    let store = h.store();
+    begin_lives(&*store).await;
+    let window = running_window(store.now());
+    let who = buyer("sunco");
+    seed(&*store, &who, &[("day", window, 0)]).await;
+    let wanted = candidate(&who, vec![demand("day", window, 5)]);
+    let lead = LeadId::generate();
+    let (received, commit) = (admit(&*store, lead, None), end(Verb::Commit, lead, &wanted));
+    let closed = close(&*store, lead, None, "{\"status\":\"sold\"}");
+    assert_eq!(store.admit(&received).await, Ok(Admission::New));
+    assert_eq!(take_one(&*store, lead, &wanted).await, Ok(()));
+    let buyer_mark = start_mark(&*store, "sunco");
+    let events = |mark| {
+        let store = std::sync::Arc::clone(&store);
+        async move {
+            let entries = store.read_journal(&mark, 100).await.unwrap();
+            entries.iter().map(|e| Event::from_bytes(&e.bytes).unwrap()).collect::<Vec<_>>()
+        }
+    };
+    assert!(!events(buyer_mark).await.iter().any(|e| matches!(e, Event::Attempt(_))), "a take is not an event");
+    assert_eq!(store.commit(&commit).await, Ok(EndReply::Done));
+    assert!(events(buyer_mark).await.contains(&Event::Attempt(commit.event)));
+    assert_eq!(store.close(&closed).await, Ok(CloseReply::Closed));
+    let publisher_events = events(start_mark(&*store, "acme")).await;
+    assert!(publisher_events.contains(&Event::Received(received.event)));
+    assert!(publisher_events.contains(&Event::Closed(closed.event)));
+    h.stop().await;
+}
+
+pub async fn p8_nothing_is_granted_before_a_life<H: Harness>() {
+    let h = H::start().await;
+    let store = h.store();
+    let window = running_window(store.now());
+    let who = buyer("sunco");
+    for partition in 0..store.partitions() {
+        assert_eq!(store.life(Partition(partition)).await, Ok(None));
+    }
+    let lead = LeadId::generate();
+    assert_eq!(store.admit(&admit(&*store, lead, None)).await, Ok(Admission::NewLife));
+    let wanted = candidate(&who, vec![demand("day", window, 5)]);
+    for wanted in [wanted.clone(), candidate(&who, vec![])] {
+        let reply = store.take(&take(&*store, lead, vec![wanted])).await.unwrap();
+        assert_eq!((reply.taken, reply.refused), (None, vec![(0, Refusal::NewLife)]));
+    }
+    assert_eq!(store.close(&close(&*store, lead, None, "x")).await, Ok(CloseReply::NewLife));
+    let counters = [(cap("day"), window, 0)];
+    assert_eq!(store.seed(&who, &start_mark(&*store, "sunco"), &counters).await, Ok(SeedReply::NewLife));
+    begin_lives(&*store).await;
+    for partition in 0..store.partitions() {
+        assert_eq!(store.life(Partition(partition)).await, Ok(Some(LIFE)));
+    }
+    assert_eq!(store.admit(&admit(&*store, lead, None)).await, Ok(Admission::New));
+    assert_eq!(take_one(&*store, lead, &wanted).await, Err(Refusal::Unseeded { cap: cap("day") }));
+    h.stop().await;
+}
+
+pub async fn p8_older_life_than_the_stores_grants_nothing<H: Harness>() {
+    let h = H::start().await;
+    let store = h.store();
+    begin_lives(&*store).await;
+    let old = start_mark(&*store, "acme");
+    let partition = old.partition;
+    let lead = LeadId::generate();
+    assert_eq!(store.admit(&admit(&*store, lead, None)).await, Ok(Admission::New));
+    assert_eq!(store.begin_life(partition, LIFE).await, Ok(LIFE), "again is harmless");
+    assert_eq!(store.begin_life(partition, Life(3)).await, Ok(Life(3)));
+    assert_eq!(store.life(partition).await, Ok(Some(Life(3))));
+    assert_eq!(store.journal_tip(partition).await, Ok(EntryId::default()), "a new life has a journal of its own");
+    assert_eq!(store.read_journal(&old, 10).await.unwrap().len(), 1, "the old one is settled to its end");
+
+    // Who works under an older life than the store's is behind, and gets nothing until it knows.
+    assert_eq!(store.begin_life(partition, Life(2)).await, Ok(Life(3)));
+    let second = LeadId::generate();
+    assert_eq!(store.admit(&admit(&*store, second, None)).await, Ok(Admission::NewLife));
+    let same_partition = (0..)
+        .map(|number| buyer(&format!("b{number}")))
+        .find(|b| Partition::of(b.as_str(), store.partitions()) == partition)
+        .unwrap();
+    let wanted = candidate(&same_partition, vec![]);
+    assert_eq!(take_one(&*store, second, &wanted).await, Err(Refusal::NewLife));
+    let elsewhere = candidate(
+        &(0..)
+            .map(|number| buyer(&format!("b{number}")))
+            .find(|b| Partition::of(b.as_str(), store.partitions()) != partition)
+            .unwrap(),
+        vec![],
+    );
+    assert_eq!(take_one(&*store, second, &elsewhere).await, Ok(()), "other partitions go on");
+    assert_eq!(store.close(&close(&*store, lead, None, "x")).await, Ok(CloseReply::NewLife));
+    assert_eq!(store.begin_life(partition, Life(3)).await, Ok(Life(3)));
+    assert_eq!(store.admit(&admit(&*store, second, None)).await, Ok(Admission::New));
+    let mut mark = old;
+    mark.life = Life(3);
+    let fresh = store.read_journal(&mark, 10).await.unwrap();
+    assert_eq!(fresh.len(), 1);
+    assert_eq!(store.journal_tip(partition).await, Ok(fresh[0].id));
+    // Only the journal of the mark's life is trimmed.
+    mark.life = LIFE;
+    mark.entry = store.read_journal(&old, 10).await.unwrap()[0].id;
+    store.trim_journal(&mark).await.unwrap();
+    assert_eq!(store.read_journal(&old, 10).await, Ok(vec![]));
+    mark.life = Life(3);
+    mark.entry = EntryId::default();
+    assert_eq!(store.read_journal(&mark, 10).await.unwrap(), fresh);
+    h.stop().await;
+}
+
+pub async fn appended_wakes_the_settler<H: Harness>() {
+    let h = H::start().await;
+    let store = h.store();
+    begin_lives(&*store).await;
+    let hour = Duration::from_secs(3600);
+    assert_eq!(store.admit(&admit(&*store, LeadId::generate(), None)).await, Ok(Admission::New));
+    // An append between two waits is not missed, and neither is one that comes during the wait.
+    tokio::time::timeout(Duration::from_secs(5), store.appended(hour)).await.unwrap();
+    let (waited, _) = tokio::join!(tokio::time::timeout(Duration::from_secs(5), store.appended(hour)), async {
+        tokio::task::yield_now().await;
+        store.admit(&admit(&*store, LeadId::generate(), None)).await.unwrap()
+    });
+    waited.unwrap();
+    let quiet = std::time::Instant::now();
+    store.appended(Duration::from_millis(50)).await;
+    store.appended(Duration::from_millis(50)).await;
+    assert!(quiet.elapsed() >= Duration::from_millis(50), "nothing was appended, so the time had to pass");
+    h.stop().await;
+}
+
+pub async fn health_counts_the_journal<H: Harness>() {
+    let h = H::start().await;
+    let store = h.store();
+    begin_lives(&*store).await;
+    assert_eq!(store.health().await.unwrap().journal_entries, 0);
+    for _ in 0..3 {
+        assert_eq!(store.admit(&admit(&*store, LeadId::generate(), None)).await, Ok(Admission::New));
+    }
+    let health = store.health().await.unwrap();
+    assert_eq!(health.journal_entries, 3);
+    assert!(health.clock_offset_ms.abs() < 60_000);
+    let mut mark = start_mark(&*store, "acme");
+    mark.entry = store.journal_tip(mark.partition).await.unwrap();
+    store.trim_journal(&mark).await.unwrap();
+    assert_eq!(store.health().await.unwrap().journal_entries, 0);
+    h.stop().await;
+}

@@ -1,0 +1,15 @@
+//! The behaviours of [`super::store`], by subject.
+
+mod claims;
+mod ends;
+mod journal;
+mod races;
+mod recovery;
+mod takes;
+
+pub use claims::*;
+pub use ends::*;
+pub use journal::*;
+pub use races::*;
+pub use recovery::*;
+pub use takes::*;
