@@ -1,5 +1,10 @@
 //! One list of behaviours, run on every store and every ledger.
 
 mod behaviours;
+#[cfg(feature = "server-tests")]
+mod redis;
+#[cfg(feature = "server-tests")]
+#[path = "../support/redis.rs"]
+mod redis_support;
 mod store;
 mod support;

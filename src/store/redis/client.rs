@@ -123,7 +123,7 @@ impl Call {
         self
     }
 
-    pub(super) fn number(&mut self, number: impl ToString) -> &mut Self {
+    pub(super) fn number(&mut self, number: impl std::fmt::Display + Copy) -> &mut Self {
         self.arg(number.to_string())
     }
 }

@@ -1,5 +1,7 @@
 //! Ending leases: commit, refund, doubt. All sums are made here, exactly; the scripts only pick the ones of the state they find.
 
+use std::fmt::Write;
+
 use super::client::{Answer, Call};
 use super::keys::{escape, life_text};
 use super::leads::read_close;
@@ -229,7 +231,8 @@ fn effects_text(buyer: &BuyerId, charges: &[Charge], effects: &[i128]) -> String
             out.push(';');
         }
         let (cap, start) = (escape(charge.cap.as_str()), charge.window.start.as_millisecond());
-        out.push_str(&format!("{buyer}|{cap}|{start}|{effect}"));
+        // Cannot fail because writing to a String never does.
+        let _ = write!(out, "{buyer}|{cap}|{start}|{effect}");
     }
     out
 }

@@ -152,10 +152,11 @@ impl RedisStore {
         let mut leads = Vec::new();
         for pair in answer.reply.list()?.chunks_exact(2) {
             let lead = parse_lead(nth(pair, 0)?)?;
-            match parse_info(nth(pair, 1)?.text()?) {
-                Some((publisher, claim)) => leads.push(OverdueLead { lead, publisher, claim }),
-                // Nobody can finish it without knowing whose it is; its record in the ledger stays open and shows it.
-                None => tracing::warn!(%lead, "an open lead has lost its publisher"),
+            if let Some((publisher, claim)) = parse_info(nth(pair, 1)?.text()?) {
+                leads.push(OverdueLead { lead, publisher, claim });
+            } else {
+                // Nobody can finish it without knowing whose it is; its row in the ledger stays open and shows it.
+                tracing::warn!(%lead, "an open lead has lost its publisher");
             }
         }
         Ok(leads)

@@ -26,11 +26,11 @@ impl RedisStore {
             let (word, rest) = first_word(&answer.reply)?;
             match word {
                 "life" => {
-                    let in_force = parse_life(nth(rest, 0)?.text()?)?;
+                    // The one asked for, also when a newer one is in force: who is behind gets nothing until it knows (P8).
                     if let Some(known) = self.lives.lock().get_mut(usize::from(partition.0)) {
-                        *known = Some(in_force);
+                        *known = Some(life);
                     }
-                    return Ok(in_force);
+                    return parse_life(nth(rest, 0)?.text()?);
                 }
                 "again" => {}
                 word => return Err(unknown_reply("begin_life", word)),

@@ -1,5 +1,7 @@
 //! Text forms of what the scripts keep: plain separators, so that a script needs no JSON for what it reads itself.
 
+use std::fmt::Write;
+
 use jiff::Timestamp;
 
 use super::keys::{escape, unescape};
@@ -16,7 +18,8 @@ pub(super) fn charges_text<'a>(charges: impl IntoIterator<Item = &'a Charge>) ->
             out.push(';');
         }
         let (start, end) = (charge.window.start.as_millisecond(), end_text(&charge.window));
-        out.push_str(&format!("{}|{start}|{end}|{}", escape(charge.cap.as_str()), charge.amount));
+        // Cannot fail because writing to a String never does.
+        let _ = write!(out, "{}|{start}|{end}|{}", escape(charge.cap.as_str()), charge.amount);
     }
     out
 }
@@ -59,9 +62,12 @@ pub(super) fn parse_lease(key: LeaseKey, record: &str) -> Result<OpenLease, Stor
         let charges = parse_charges(lines.next()?)?;
         let _refusals = lines.next()?;
         let about = serde_json::from_str(lines.next()?).ok()?;
-        Some(OpenLease { key: key.clone(), charges, about, taken_at, deadline, gives_back })
+        Some((charges, about, taken_at, deadline, gives_back))
     };
-    parse().ok_or_else(|| StoreError::Bug(format!("the lease of lead {} at {} is unreadable", key.lead, key.buyer)))
+    let Some((charges, about, taken_at, deadline, gives_back)) = parse() else {
+        return Err(StoreError::Bug(format!("the lease of lead {} at {} is unreadable", key.lead, key.buyer)));
+    };
+    Ok(OpenLease { key, charges, about, taken_at, deadline, gives_back })
 }
 
 /// The refusals in the record of an open lease.

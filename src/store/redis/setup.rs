@@ -110,7 +110,7 @@ impl RedisStore {
                     warnings.push("Redis keeps nothing on disk: set appendonly yes, or save".to_owned());
                 }
                 None => {
-                    warnings.push("persistence could not be checked: appendonly is off, save is unknown".to_owned())
+                    warnings.push("persistence could not be checked: appendonly is off, save is unknown".to_owned());
                 }
             }
         }

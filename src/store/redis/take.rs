@@ -140,9 +140,12 @@ impl RedisStore {
     }
 }
 
-/// The most that a counter may be before the charge; negative when the charge alone is above the limit. Never so much that the
-/// server's 64 bits could overflow.
+/// The most that a counter may be before the charge; negative when the charge alone is above the limit, or when the limit is
+/// zero, which closes the cap also to what costs nothing. Never so much that the server's 64 bits could overflow.
 fn room_before(demand: &Demand) -> String {
+    if demand.limit == 0 {
+        return "-1".to_owned();
+    }
     let limit = demand.limit.min(i64::MAX.unsigned_abs());
     (i128::from(limit) - i128::from(demand.charge.amount)).to_string()
 }
@@ -176,6 +179,8 @@ mod tests {
         };
         assert_eq!(room(1, 9_007_199_254_740_993), "9007199254740992");
         assert_eq!(room(1, 0), "-1");
+        assert_eq!(room(0, 0), "-1");
+        assert_eq!(room(5, 3), "-2");
         assert_eq!(room(1, u64::MAX), "9223372036854775806");
     }
 }
