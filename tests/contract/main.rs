@@ -1,5 +1,7 @@
 //! One list of behaviours, run on every store and every ledger.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
+
 mod behaviours;
 #[cfg(feature = "server-tests")]
 mod redis;

@@ -128,7 +128,7 @@ async fn a_negative_counter_grants_nothing() {
 async fn f07_every_windowed_counter_has_an_expiry_and_a_lost_one_is_repaired() {
     let mut w = World::start().await;
     let (who, window) = (buyer("sunco"), running_window(w.store.now()));
-    let (next, total) = (ending_window(w.store.now(), std::time::Duration::from_secs(60)), total_window());
+    let (next, total) = (ending_window(w.store.now(), std::time::Duration::from_mins(1)), total_window());
     seed(&*w.store, &who, &[("day", window, 0), ("total", total, 0), ("hour", past_window(w.store.now()), 0)]).await;
     let demands = vec![demand("day", window, 99), demand("total", total, 99), demand("hour", next, 99)];
     let wanted = candidate(&who, demands);

@@ -19,7 +19,7 @@ async fn p3_a_repeat_after_recovery_took_the_lead_over_does_not_start_a_second_w
     assert_eq!(w.store.admit(&call).await, Ok(Admission::New));
     assert_eq!(w.store.admit(&call).await, Ok(Admission::New));
     let partition = start_mark(&*w.store, "acme").partition;
-    let minute = Duration::from_secs(60);
+    let minute = Duration::from_mins(1);
     let taken = w.store.claim_overdue_leads(partition, Duration::ZERO, minute, 10).await.unwrap();
     assert_eq!(taken.len(), 1);
     assert_eq!(taken[0].claim, Some(claim("k", None)));
@@ -122,7 +122,7 @@ async fn an_open_lead_without_a_publisher_is_passed_over() {
     let info = w.key("acme", "open_info");
     w.raw.run(&["HDEL", &info, &lost.to_string()]).await;
     let partition = start_mark(&*w.store, "acme").partition;
-    let taken = w.store.claim_overdue_leads(partition, Duration::ZERO, Duration::from_secs(60), 10).await.unwrap();
+    let taken = w.store.claim_overdue_leads(partition, Duration::ZERO, Duration::from_mins(1), 10).await.unwrap();
     assert_eq!(taken.iter().map(|lead| lead.lead).collect::<Vec<_>>(), vec![kept]);
     w.stop().await;
 }

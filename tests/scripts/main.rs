@@ -1,6 +1,8 @@
 //! The Redis store's scripts on a real server, beyond what every store does: broken and deleted keys, expiries, lost replies,
 //! a full, stalled, restarted or clustered server.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
+
 #[path = "../support/proxy.rs"]
 mod proxy;
 #[path = "../support/redis.rs"]

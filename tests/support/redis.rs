@@ -1,5 +1,6 @@
 //! A Redis for tests: a raw connection beside the store, and a key prefix of its own for each test.
 
+use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,7 +32,7 @@ pub async fn connect(url: &str, prefix: &str, journal_entries_max: u64) -> Redis
 
 /// [`connect`] with a time-out of its own for each try of a call.
 pub async fn connect_within(url: &str, prefix: &str, journal_entries_max: u64, timeout: Duration) -> RedisStore {
-    let end_mark_ttl = Duration::from_secs(600);
+    let end_mark_ttl = Duration::from_mins(10);
     let clock = Arc::new(SystemClock);
     RedisStore::connect(&Secret::new(url), prefix, 16, timeout, journal_entries_max, end_mark_ttl, clock).await.unwrap()
 }
@@ -83,7 +84,7 @@ impl Connection {
     pub async fn run(&mut self, words: &[&str]) -> Raw {
         let mut request = format!("*{}\r\n", words.len());
         for word in words {
-            request.push_str(&format!("${}\r\n{word}\r\n", word.len()));
+            write!(request, "${}\r\n{word}\r\n", word.len()).unwrap();
         }
         self.0.get_mut().write_all(request.as_bytes()).await.unwrap();
         self.read().await
