@@ -1,8 +1,9 @@
 //! One list of behaviours, run on every store and every ledger.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "helpers of tests are tests")]
 
 mod behaviours;
+mod embedded;
 #[cfg(feature = "server-tests")]
 mod redis;
 #[cfg(feature = "server-tests")]

@@ -266,10 +266,7 @@ pub async fn take_one(store: &dyn Store, lead: LeadId, candidate: &TakeCandidate
 }
 
 /// Asks again until `check` holds; fails with `what` after ten seconds.
-pub async fn eventually<F>(what: &str, mut check: impl FnMut() -> F)
-where
-    F: Future<Output = bool>,
-{
+pub async fn eventually(what: &str, mut check: impl AsyncFnMut() -> bool) {
     let started = std::time::Instant::now();
     while !check().await {
         assert!(started.elapsed() < Duration::from_secs(10), "never happened: {what}");

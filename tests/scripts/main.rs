@@ -1,7 +1,7 @@
 //! The Redis store's scripts on a real server, beyond what every store does: broken and deleted keys, expiries, lost replies,
 //! a full, stalled, restarted or clustered server.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "helpers of tests are tests")]
 
 #[path = "../support/proxy.rs"]
 mod proxy;

@@ -101,8 +101,8 @@ async fn assert_conserved(store: &dyn Store, books: &Books, who: &BuyerId, caps:
     }
 }
 
-/// One random step: a take, or an end of any lead that was ever offered.
-async fn step(store: &dyn Store, dice: &mut Dice, wanted: &TakeCandidate, leads: &mut Vec<LeadId>) {
+/// One random step: a take, or an end of any lead that was ever offered. The second demand is money.
+pub async fn random_step(store: &dyn Store, dice: &mut Dice, wanted: &TakeCandidate, leads: &mut Vec<LeadId>) {
     if leads.is_empty() || dice.roll(3) == 0 {
         let lead = LeadId::generate();
         match take_one(store, lead, wanted).await {
@@ -132,7 +132,7 @@ pub async fn p2_conservation<H: Harness>() {
     let partition = Partition::of("sunco", store.partitions());
     let (mut books, mut leads) = (Books::default(), Vec::new());
     for round in 0..400 {
-        step(&*store, &mut dice, &wanted, &mut leads).await;
+        random_step(&*store, &mut dice, &wanted, &mut leads).await;
         if round % 10 == 0 {
             books.settle(&*store, partition).await;
             assert_conserved(&*store, &books, &who, &[("day", 5), ("spend", 100)], window).await;
@@ -160,7 +160,7 @@ pub async fn p2_conservation_under_concurrency<H: Harness>() {
         async move {
             let mut leads = Vec::new();
             for _ in 0..60 {
-                step(&*store, &mut dice, &wanted, &mut leads).await;
+                random_step(&*store, &mut dice, &wanted, &mut leads).await;
                 if let Some(lead) = leads.last() {
                     let refund = end(Verb::Refund, *lead, &wanted);
                     let (one, two) = tokio::join!(store.refund(&refund), store.refund(&refund));

@@ -204,7 +204,7 @@ pub async fn unseeded_counter_is_closed_until_seeded<H: Harness>() {
     seed(&*store, &who, &[("day", window, 4)]).await;
     assert_eq!(take_one(&*store, lead, &wanted).await, Ok(()));
     assert_eq!(take_one(&*store, LeadId::generate(), &wanted).await, Err(Refusal::Full { cap: cap("day"), used: 5 }));
-    // A cap that was seeded for a total is known for ever.
+    // Every cap is seeded for itself.
     let total = candidate(&who, vec![demand("total", total_window(), 5)]);
     assert_eq!(take_one(&*store, LeadId::generate(), &total).await, Err(Refusal::Unseeded { cap: cap("total") }));
     h.stop().await;

@@ -1,0 +1,499 @@
+//! The state of one partition, and how a change moves it. Pure: no I/O, no clock.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+
+use bytes::Bytes;
+
+use super::change::{Change, CounterRecord, Effect, Held, Lease, Record};
+use crate::domain::event::{ClaimKey, EntryId, Life, WindowAmount};
+use crate::domain::id::{BuyerId, CapId, LeadId, PublisherId};
+use crate::domain::lease::{EndMark, LeaseKey};
+
+/// How many expired things one call removes at most. Above one, so that nothing piles up: a call adds at most two.
+const PURGE_COUNT_MAX: usize = 8;
+/// Counters outlive their window this long, so that late refunds and reconciliation still see them (F01).
+const COUNTER_SLACK_MS: i64 = 2 * 24 * 3_600_000;
+/// Longest window with an end, for counters whose end is not known.
+const WINDOW_MS_MAX: i64 = 32 * 24 * 3_600_000;
+/// What a small record takes in the file, roughly.
+const SMALL_RECORD_BYTES: u64 = 320;
+
+/// A used idempotency key.
+#[derive(Debug)]
+pub(super) struct Claim {
+    pub(super) lead: LeadId,
+    pub(super) fingerprint: Option<Box<str>>,
+}
+
+/// A lead that is remembered.
+#[derive(Debug)]
+pub(super) struct LeadRecord {
+    pub(super) publisher: PublisherId,
+    pub(super) claim: Option<ClaimKey>,
+    pub(super) deadline_us: i64,
+    /// Absent while the lead is on its walk; a running lead never expires.
+    pub(super) answer: Option<Bytes>,
+    pub(super) expires_ms: i64,
+}
+
+/// How a lease ended, and what it left counted.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) mark: EndMark,
+    pub(super) counts: Vec<WindowAmount>,
+    pub(super) expires_ms: i64,
+}
+
+/// One window's counter.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Counter {
+    pub(super) used: u64,
+    pub(super) end_ms: Option<i64>,
+}
+
+/// A cap's counters by window start.
+#[derive(Debug, Default)]
+pub(super) struct CapCounters {
+    pub(super) windows: BTreeMap<i64, Counter>,
+    /// Start of the newest window that had a counter.
+    pub(super) newest_ms: Option<i64>,
+}
+
+impl CapCounters {
+    fn set(&mut self, start_ms: i64, end_ms: Option<i64>, used: u64) {
+        self.windows.insert(start_ms, Counter { used, end_ms });
+        self.newest_ms = self.newest_ms.max(Some(start_ms));
+    }
+
+    fn charge(&mut self, held: &Held, now_ms: i64) {
+        if !self.windows.contains_key(&held.start_ms) {
+            self.set(held.start_ms, held.end_ms, 0);
+            // New windows are what makes a cap grow, so this is where the old ones go.
+            self.windows.retain(|start_ms, counter| {
+                let end_ms = counter.end_ms.or((*start_ms != 0).then(|| start_ms.saturating_add(WINDOW_MS_MAX)));
+                end_ms.is_none_or(|end_ms| end_ms.saturating_add(COUNTER_SLACK_MS) > now_ms)
+            });
+        }
+        if let Some(counter) = self.windows.get_mut(&held.start_ms) {
+            counter.used = counter.used.saturating_add(held.amount);
+            counter.end_ms = held.end_ms;
+        }
+    }
+}
+
+/// What is known of a buyer.
+#[derive(Debug, Default)]
+pub(super) struct Buyer {
+    /// Newest routing version seen.
+    pub(super) version: u64,
+    pub(super) caps: HashMap<CapId, CapCounters>,
+}
+
+/// An event that waits for settlement.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) id: EntryId,
+    pub(super) event: Bytes,
+    pub(super) effects: Vec<Effect>,
+}
+
+/// One life's journal.
+#[derive(Debug, Default)]
+pub(super) struct Journal {
+    pub(super) entries: VecDeque<Entry>,
+    pub(super) tip: EntryId,
+    pub(super) trimmed: EntryId,
+}
+
+impl Journal {
+    /// Entries after `id`, in order.
+    pub(super) fn after(&self, id: EntryId) -> impl Iterator<Item = &Entry> {
+        self.entries.range(self.entries.partition_point(|entry| entry.id <= id)..)
+    }
+}
+
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Expiring {
+    Lead(LeadId),
+    Mark(LeaseKey),
+}
+
+/// Everything in one partition.
+#[derive(Debug, Default)]
+pub(super) struct PartitionState {
+    index: u16,
+    /// Number of the last change.
+    number: u64,
+    /// The life of the data.
+    pub(super) life: Option<Life>,
+    /// The life that this process works under; not in the file.
+    pub(super) known_life: Option<Life>,
+    pub(super) journals: BTreeMap<Life, Journal>,
+    pub(super) claims: HashMap<PublisherId, HashMap<Box<str>, Claim>>,
+    pub(super) leads: HashMap<LeadId, LeadRecord>,
+    /// Open leads by deadline in microseconds.
+    pub(super) open_leads: BTreeSet<(i64, LeadId)>,
+    pub(super) buyers: HashMap<BuyerId, Buyer>,
+    pub(super) leases: HashMap<LeaseKey, Lease>,
+    /// Open leases by deadline in microseconds.
+    pub(super) due: BTreeSet<(i64, LeaseKey)>,
+    pub(super) ended: HashMap<LeaseKey, Ended>,
+    expiries: BTreeSet<(i64, Expiring)>,
+    pub(super) entry_count: u64,
+    text_bytes: u64,
+}
+
+impl PartitionState {
+    pub(super) fn new(index: u16) -> Self {
+        Self { index, ..Self::default() }
+    }
+
+    /// Is the data of the life that this gateway works under? Nothing is granted otherwise (P8).
+    pub(super) fn is_current(&self) -> bool {
+        self.life.is_some() && self.life == self.known_life
+    }
+
+    /// Makes a change and answers the record of it.
+    pub(super) fn change(&mut self, change: Change, event: Option<Bytes>) -> Record {
+        self.number += 1;
+        self.apply(&change, event.clone());
+        Record { partition: self.index, number: self.number, change, event }
+    }
+
+    /// Makes a change that was read from the file. Changes that a snapshot has covered already are skipped.
+    pub(super) fn replay(&mut self, record: Record) {
+        match record.change {
+            Change::Reset => *self = Self { number: record.number, ..Self::new(self.index) },
+            change if record.number == 0 => self.apply(&change, record.event),
+            change if record.number > self.number => {
+                self.number = record.number;
+                self.apply(&change, record.event);
+            }
+            _ => {}
+        }
+    }
+
+    /// The place of the next entry in the present life's journal: never below the last one, whatever the clock does.
+    pub(super) fn next_entry(&self, now_ms: i64) -> EntryId {
+        let tip = self.life.and_then(|life| self.journals.get(&life)).map_or_else(EntryId::default, |j| j.tip);
+        let now = EntryId { ms: u64::try_from(now_ms).unwrap_or(0).max(1), seq: 0 };
+        if now > tip { now } else { EntryId { ms: tip.ms, seq: tip.seq + 1 } }
+    }
+
+    /// Removes a few things whose time is over.
+    pub(super) fn purge(&mut self, now_ms: i64) {
+        for _ in 0..PURGE_COUNT_MAX {
+            if !self.purge_one(now_ms) {
+                break;
+            }
+        }
+    }
+
+    /// Removes everything whose time is over.
+    pub(super) fn purge_all(&mut self, now_ms: i64) {
+        while self.purge_one(now_ms) {}
+    }
+
+    fn purge_one(&mut self, now_ms: i64) -> bool {
+        if self.expiries.first().is_none_or(|(at_ms, _)| *at_ms > now_ms) {
+            return false;
+        }
+        match self.expiries.pop_first() {
+            Some((at_ms, Expiring::Mark(key))) => {
+                if self.ended.get(&key).is_some_and(|ended| ended.expires_ms == at_ms) {
+                    self.ended.remove(&key);
+                }
+            }
+            Some((at_ms, Expiring::Lead(lead))) => {
+                if self.leads.get(&lead).is_some_and(|known| known.expires_ms == at_ms) {
+                    self.forget_lead(lead);
+                }
+            }
+            None => {}
+        }
+        true
+    }
+
+    fn forget_lead(&mut self, lead: LeadId) {
+        let Some(known) = self.leads.remove(&lead) else { return };
+        self.text_bytes -= known.answer.map_or(0, |answer| answer.len() as u64);
+        if let Some(claim) = known.claim
+            && let Some(claims) = self.claims.get_mut(&known.publisher)
+            && claims.get(claim.hash.as_str()).is_some_and(|claimed| claimed.lead == lead)
+        {
+            claims.remove(claim.hash.as_str());
+        }
+    }
+
+    /// What the state takes in a snapshot, roughly.
+    pub(super) fn live_bytes(&self) -> u64 {
+        let records = self.leads.len() + self.leases.len() + self.ended.len() + self.buyers.len();
+        self.text_bytes + SMALL_RECORD_BYTES * (records as u64 + self.entry_count)
+    }
+
+    fn apply(&mut self, change: &Change, event: Option<Bytes>) {
+        match change {
+            Change::Life { life } => {
+                self.life = *life;
+                if let Some(life) = life {
+                    self.journals.entry(*life).or_default();
+                }
+            }
+            Change::Admit { lead, publisher, claim, deadline_us, entry } => {
+                self.put_lead(*lead, publisher, claim.clone(), *deadline_us, None, 0);
+                self.append(*entry, event, vec![]);
+            }
+            Change::Close { lead, publisher, claim, answer, expires_ms, entry } => {
+                let claim = match self.leads.get(lead) {
+                    Some(known) => known.claim.clone(),
+                    None => claim.clone(),
+                };
+                let answer = Bytes::copy_from_slice(answer.as_bytes());
+                self.put_lead(*lead, publisher, claim, 0, Some(answer), *expires_ms);
+                self.append(*entry, event, vec![]);
+            }
+            Change::Lead { lead, publisher, claim, deadline_us, answer, expires_ms } => {
+                let answer = answer.as_ref().map(|answer| Bytes::copy_from_slice(answer.as_bytes()));
+                self.put_lead(*lead, publisher, claim.clone(), *deadline_us, answer, *expires_ms);
+            }
+            Change::Deadline { lead, deadline_us } => self.move_deadline(*lead, *deadline_us),
+            Change::Take { lease, version } => self.open_lease(lease, *version),
+            Change::End { key, mark, counts, expires_ms, entry } => {
+                let effects = self.end_lease(key, *mark, counts, *expires_ms);
+                self.append(*entry, event, effects);
+            }
+            Change::GivesBack { key } => {
+                if let Some(lease) = self.leases.get_mut(key) {
+                    lease.gives_back = true;
+                }
+            }
+            Change::Counter(counter) => {
+                let cap = self.cap_mut(&counter.buyer, &counter.cap);
+                cap.set(counter.start_ms, counter.end_ms, counter.used);
+            }
+            Change::Trim { life, entry } => self.trim(*life, *entry),
+            Change::Reset => {}
+            Change::Journal { life, tip, trimmed } => {
+                let journal = self.journals.entry(*life).or_default();
+                (journal.tip, journal.trimmed) = (*tip, *trimmed);
+            }
+            Change::Entry { life, id, effects } => self.append_to(*life, *id, event, effects.clone()),
+            Change::Buyer { buyer, version, caps } => {
+                for (cap, newest_ms) in caps {
+                    self.cap_mut(buyer, cap).newest_ms = Some(*newest_ms);
+                }
+                self.buyer_mut(buyer).version = *version;
+            }
+            Change::Lease(lease) => self.put_lease(lease.clone()),
+            Change::Mark { key, mark, counts, expires_ms } => {
+                self.put_mark(key, *mark, counts.clone(), *expires_ms);
+            }
+        }
+    }
+
+    fn put_lead(
+        &mut self,
+        lead: LeadId,
+        publisher: &PublisherId,
+        claim: Option<ClaimKey>,
+        deadline_us: i64,
+        answer: Option<Bytes>,
+        expires_ms: i64,
+    ) {
+        if let Some(known) = self.leads.get(&lead) {
+            self.open_leads.remove(&(known.deadline_us, lead));
+        }
+        if let Some(claim) = &claim {
+            let claims = self.claims.entry(publisher.clone()).or_default();
+            if !claims.contains_key(claim.hash.as_str()) {
+                let fingerprint = claim.fingerprint.as_deref().map(Box::from);
+                claims.insert(claim.hash.as_str().into(), Claim { lead, fingerprint });
+            }
+        }
+        if let Some(answer) = &answer {
+            self.text_bytes += answer.len() as u64;
+            self.expiries.insert((expires_ms, Expiring::Lead(lead)));
+        } else {
+            self.open_leads.insert((deadline_us, lead));
+        }
+        let record = LeadRecord { publisher: publisher.clone(), claim, deadline_us, answer, expires_ms };
+        self.leads.insert(lead, record);
+    }
+
+    fn move_deadline(&mut self, lead: LeadId, deadline_us: i64) {
+        if let Some(known) = self.leads.get_mut(&lead)
+            && self.open_leads.remove(&(known.deadline_us, lead))
+        {
+            known.deadline_us = deadline_us;
+            self.open_leads.insert((deadline_us, lead));
+        }
+    }
+
+    pub(super) fn buyer_mut(&mut self, buyer: &BuyerId) -> &mut Buyer {
+        if !self.buyers.contains_key(buyer) {
+            self.buyers.insert(buyer.clone(), Buyer::default());
+        }
+        self.buyers.entry(buyer.clone()).or_default()
+    }
+
+    fn cap_mut(&mut self, buyer: &BuyerId, cap: &CapId) -> &mut CapCounters {
+        self.buyer_mut(buyer).caps.entry(cap.clone()).or_default()
+    }
+
+    fn open_lease(&mut self, lease: &Lease, version: u64) {
+        let now_ms = lease.taken_at_us / 1000;
+        let buyer = self.buyer_mut(&lease.key.buyer);
+        buyer.version = buyer.version.max(version);
+        for held in &lease.held {
+            buyer.caps.entry(held.cap.clone()).or_default().charge(held, now_ms);
+        }
+        self.put_lease(lease.clone());
+    }
+
+    /// Makes a lease known without charging anything: its charges stand in the counters already.
+    fn put_lease(&mut self, lease: Lease) {
+        self.due.insert((lease.deadline_us, lease.key.clone()));
+        self.leases.insert(lease.key.clone(), lease);
+    }
+
+    /// Sets the deadline of an open lease to `at_us` if it is later.
+    pub(super) fn make_due(&mut self, key: &LeaseKey, at_us: i64) {
+        if let Some(lease) = self.leases.get_mut(key)
+            && lease.deadline_us > at_us
+        {
+            self.due.remove(&(lease.deadline_us, key.clone()));
+            lease.deadline_us = at_us;
+            self.due.insert((at_us, key.clone()));
+        }
+    }
+
+    fn put_mark(&mut self, key: &LeaseKey, mark: EndMark, counts: Vec<WindowAmount>, expires_ms: i64) {
+        self.expiries.insert((expires_ms, Expiring::Mark(key.clone())));
+        self.ended.insert(key.clone(), Ended { mark, counts, expires_ms });
+    }
+
+    /// Moves counters from what the lease counted to what it counts now, and answers the effects on the ledger's usage:
+    /// there an open lease had counted nothing yet.
+    fn end_lease(&mut self, key: &LeaseKey, mark: EndMark, counts: &[WindowAmount], expires_ms: i64) -> Vec<Effect> {
+        let mut counter_moves = Moves::default();
+        let mut ledger_moves = Moves::default();
+        for now in counts {
+            counter_moves.add(&now.cap, now.start_ms, i128::from(now.amount));
+            ledger_moves.add(&now.cap, now.start_ms, i128::from(now.amount));
+        }
+        if let Some(lease) = self.leases.remove(key) {
+            self.due.remove(&(lease.deadline_us, key.clone()));
+            for held in &lease.held {
+                counter_moves.add(&held.cap, held.start_ms, -i128::from(held.amount));
+            }
+        } else if let Some(ended) = self.ended.get(key) {
+            for before in &ended.counts {
+                counter_moves.add(&before.cap, before.start_ms, -i128::from(before.amount));
+                ledger_moves.add(&before.cap, before.start_ms, -i128::from(before.amount));
+            }
+        }
+        let buyer = self.buyer_mut(&key.buyer);
+        for (cap, start_ms, units) in counter_moves.0 {
+            // A counter that is gone stays gone, and none falls below zero (F01).
+            if let Some(counter) = buyer.caps.get_mut(&cap).and_then(|cap| cap.windows.get_mut(&start_ms)) {
+                counter.used = u64::try_from((i128::from(counter.used) + units).max(0)).unwrap_or(u64::MAX);
+            }
+        }
+        self.put_mark(key, mark, counts.to_vec(), expires_ms);
+        let effect = |(cap, start_ms, units): (CapId, i64, i128)| {
+            let units = i64::try_from(units).unwrap_or(if units < 0 { i64::MIN } else { i64::MAX });
+            (units != 0).then(|| Effect { buyer: key.buyer.clone(), cap, start_ms, units })
+        };
+        ledger_moves.0.into_iter().filter_map(effect).collect()
+    }
+
+    fn append(&mut self, id: EntryId, event: Option<Bytes>, effects: Vec<Effect>) {
+        // Nothing is appended before the partition has a life: leads and leases are refused until then.
+        let life = self.life.unwrap_or(Life(0));
+        self.append_to(life, id, event, effects);
+    }
+
+    fn append_to(&mut self, life: Life, id: EntryId, event: Option<Bytes>, effects: Vec<Effect>) {
+        let event = event.unwrap_or_default();
+        self.text_bytes += event.len() as u64;
+        self.entry_count += 1;
+        let journal = self.journals.entry(life).or_default();
+        journal.tip = journal.tip.max(id);
+        journal.entries.push_back(Entry { id, event, effects });
+    }
+
+    fn trim(&mut self, life: Life, to: EntryId) {
+        let journal = self.journals.entry(life).or_default();
+        while journal.entries.front().is_some_and(|entry| entry.id <= to)
+            && let Some(entry) = journal.entries.pop_front()
+        {
+            self.entry_count -= 1;
+            self.text_bytes -= entry.event.len() as u64;
+        }
+        journal.trimmed = journal.trimmed.max(to);
+        // A mark is proof that the entry was there once, whatever this file remembers.
+        journal.tip = journal.tip.max(to);
+        if journal.entries.is_empty() && self.life.is_some_and(|present| life < present) {
+            self.journals.remove(&life);
+        }
+    }
+
+    /// The whole state as records, to be replayed into an empty partition.
+    pub(super) fn snapshot(&self) -> Vec<Record> {
+        let mut records =
+            vec![Record { partition: self.index, number: self.number, change: Change::Reset, event: None }];
+        let mut push = |change, event| records.push(Record { partition: self.index, number: 0, change, event });
+        push(Change::Life { life: self.life }, None);
+        for (life, journal) in &self.journals {
+            push(Change::Journal { life: *life, tip: journal.tip, trimmed: journal.trimmed }, None);
+            for entry in &journal.entries {
+                let change = Change::Entry { life: *life, id: entry.id, effects: entry.effects.clone() };
+                push(change, Some(entry.event.clone()));
+            }
+        }
+        for (lead, known) in &self.leads {
+            let change = Change::Lead {
+                lead: *lead,
+                publisher: known.publisher.clone(),
+                claim: known.claim.clone(),
+                deadline_us: known.deadline_us,
+                answer: known.answer.as_ref().map(|answer| String::from_utf8_lossy(answer).into_owned()),
+                expires_ms: known.expires_ms,
+            };
+            push(change, None);
+        }
+        for lease in self.leases.values() {
+            push(Change::Lease(lease.clone()), None);
+        }
+        for (buyer, known) in &self.buyers {
+            for (cap, counters) in &known.caps {
+                for (start_ms, counter) in &counters.windows {
+                    let (buyer, cap) = (buyer.clone(), cap.clone());
+                    let counter =
+                        CounterRecord { buyer, cap, start_ms: *start_ms, end_ms: counter.end_ms, used: counter.used };
+                    push(Change::Counter(counter), None);
+                }
+            }
+            let newest = known.caps.iter().filter_map(|(cap, c)| Some((cap.clone(), c.newest_ms?))).collect();
+            push(Change::Buyer { buyer: buyer.clone(), version: known.version, caps: newest }, None);
+        }
+        for (key, ended) in &self.ended {
+            let (counts, expires_ms) = (ended.counts.clone(), ended.expires_ms);
+            push(Change::Mark { key: key.clone(), mark: ended.mark, counts, expires_ms }, None);
+        }
+        records
+    }
+}
+
+/// Sums of signed units per cap window.
+#[derive(Default)]
+struct Moves(Vec<(CapId, i64, i128)>);
+
+impl Moves {
+    fn add(&mut self, cap: &CapId, start_ms: i64, units: i128) {
+        match self.0.iter_mut().find(|(c, start, _)| c == cap && *start == start_ms) {
+            Some((_, _, sum)) => *sum += units,
+            None => self.0.push((cap.clone(), start_ms, units)),
+        }
+    }
+}
