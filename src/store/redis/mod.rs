@@ -1,1 +1,272 @@
-//! store/redis
+//! The store on Redis (7.0 or later): one server or a cluster, shared by many gateways.
+//!
+//! Every verb is one Lua script, so that what it changes changes in one step; `keys` names the data, `client` is the only file
+//! that knows the library. A lease is a record in its buyer's hash while it is open and an end mark of its own afterwards.
+
+mod client;
+mod ends;
+mod journal;
+mod keys;
+mod leads;
+mod lives;
+mod record;
+mod scripts;
+mod setup;
+mod take;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use jiff::Timestamp;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use self::client::{Client, Reply};
+use self::ends::End;
+use self::keys::Keys;
+use self::setup::{JournalSize, Offset};
+use super::{
+    Admission, Admit, Close, CloseReply, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts, OverdueLead,
+    SeedReply, Store, StoreError, StoreHealth, Take, TakeReply,
+};
+use crate::clock::SharedClock;
+use crate::domain::event::{Attempt, EntryId, JournalEntry, Life, Mark};
+use crate::domain::id::{BuyerId, CapId, LeadId, Partition, PublisherId};
+use crate::domain::lease::{LeaseKey, OpenLease};
+use crate::domain::routing::Secret;
+use crate::domain::window::Window;
+
+/// How long a counter outlives its window, so that late refunds and reconciliation still see it (F01).
+const COUNTER_SLACK_MS: i64 = 2 * 24 * 3600 * 1000;
+
+/// Hot state on Redis.
+#[derive(Debug)]
+pub struct RedisStore {
+    client: Client,
+    keys: Keys,
+    partitions: u16,
+    /// The life this gateway works under, by partition; `None` until [`Store::begin_life`] was called.
+    lives: Mutex<Vec<Option<Life>>>,
+    clock: SharedClock,
+    offset: Offset,
+    journal: JournalSize,
+    journal_entries_max: u64,
+    end_mark_ttl: Duration,
+    appended: Arc<Notify>,
+}
+
+impl RedisStore {
+    /// Connects to `redis://`, `rediss://` or `redis-cluster://h:p,h:p`, loads the scripts and measures the clock.
+    ///
+    /// `prefix` is the first part of every key; `partitions` must be the same for every gateway that ever uses the prefix.
+    /// `command_timeout` bounds each try of a call; `end_mark_ttl` is how long an end mark outlives its lease and must be longer
+    /// than any caller can still ask about it.
+    ///
+    /// # Errors
+    /// [`StoreError::NotDone`] when the server cannot be reached, [`StoreError::Bug`] when the address cannot be read or the
+    /// server refuses the scripts.
+    pub async fn connect(
+        url: &Secret,
+        prefix: &str,
+        partitions: u16,
+        command_timeout: Duration,
+        journal_entries_max: u64,
+        end_mark_ttl: Duration,
+        clock: SharedClock,
+    ) -> Result<Self, StoreError> {
+        let client = Client::connect(url.expose(), command_timeout).await?;
+        let store = Self {
+            client,
+            keys: Keys::new(prefix, partitions),
+            partitions,
+            lives: Mutex::new(vec![None; usize::from(partitions)]),
+            clock,
+            offset: Offset::default(),
+            journal: JournalSize::default(),
+            journal_entries_max,
+            end_mark_ttl,
+            appended: Arc::new(Notify::new()),
+        };
+        store.measure_clock().await?;
+        Ok(store)
+    }
+
+    fn partition(&self, id: &str) -> Partition {
+        Partition::of(id, self.partitions)
+    }
+
+    fn all_partitions(&self) -> impl Iterator<Item = Partition> + use<> {
+        (0..self.partitions).map(Partition)
+    }
+
+    /// The life this gateway works under.
+    fn known_life(&self, partition: Partition) -> Option<Life> {
+        self.lives.lock().get(usize::from(partition.0)).copied().flatten()
+    }
+}
+
+/// Milliseconds of a duration, as arguments of scripts.
+fn millis(duration: Duration) -> i64 {
+    // A duration of more than 292 million years is cut.
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// When a window's counter expires, in milliseconds; nothing for a window without end.
+fn expires_at(window: &Window) -> String {
+    window.end.map(|end| (end.as_millisecond() + COUNTER_SLACK_MS).to_string()).unwrap_or_default()
+}
+
+fn first_word(reply: &Reply) -> Result<(&str, &[Reply]), StoreError> {
+    let (word, rest) =
+        reply.list()?.split_first().ok_or_else(|| StoreError::Bug("unexpected reply: an empty list".to_owned()))?;
+    Ok((word.text()?, rest))
+}
+
+fn nth(items: &[Reply], index: usize) -> Result<&Reply, StoreError> {
+    items.get(index).ok_or_else(|| StoreError::Bug("unexpected reply: a short list".to_owned()))
+}
+
+fn unknown_reply(verb: &str, word: &str) -> StoreError {
+    StoreError::Bug(format!("unexpected reply of {verb}: {word:?}"))
+}
+
+#[async_trait]
+impl Store for RedisStore {
+    fn partitions(&self) -> u16 {
+        self.partitions
+    }
+
+    fn now(&self) -> Timestamp {
+        self.offset.apply(self.clock.now())
+    }
+
+    fn knows(&self, partition: Partition, life: Life) -> bool {
+        self.known_life(partition) == Some(life)
+    }
+
+    async fn life(&self, partition: Partition) -> Result<Option<Life>, StoreError> {
+        self.stored_life(partition).await
+    }
+
+    async fn begin_life(&self, partition: Partition, life: Life) -> Result<Life, StoreError> {
+        self.begin(partition, life).await
+    }
+
+    async fn health(&self) -> Result<StoreHealth, StoreError> {
+        self.look().await
+    }
+
+    async fn admit(&self, admit: &Admit) -> Result<Admission, StoreError> {
+        self.run_admit(admit).await
+    }
+
+    async fn take(&self, take: &Take) -> Result<TakeReply, StoreError> {
+        self.run_take(take).await
+    }
+
+    async fn admit_and_take(&self, admit: &Admit, take: &Take) -> Result<(Admission, Option<TakeReply>), StoreError> {
+        if self.is_one_call(take) {
+            return self.run_admit_take(admit, take).await;
+        }
+        match self.run_admit(admit).await? {
+            Admission::New => Ok((Admission::New, Some(self.run_take(take).await?))),
+            other => Ok((other, None)),
+        }
+    }
+
+    async fn commit(&self, end: &LeaseEnd) -> Result<EndReply, StoreError> {
+        self.run_end(End::Commit, end).await
+    }
+
+    async fn refund(&self, end: &LeaseEnd) -> Result<EndReply, StoreError> {
+        self.run_end(End::Refund, end).await
+    }
+
+    async fn doubt(&self, end: &LeaseEnd) -> Result<EndReply, StoreError> {
+        self.run_end(End::Doubt, end).await
+    }
+
+    async fn record(&self, event: &Attempt) -> Result<(), StoreError> {
+        self.run_record(event).await
+    }
+
+    async fn give_back_at_deadline(&self, key: &LeaseKey) -> Result<(), StoreError> {
+        self.run_give_back(key).await
+    }
+
+    async fn close(&self, close: &Close) -> Result<CloseReply, StoreError> {
+        self.run_close(close).await
+    }
+
+    async fn commit_and_close(
+        &self,
+        end: &LeaseEnd,
+        close: &Close,
+    ) -> Result<(EndReply, Option<CloseReply>), StoreError> {
+        self.run_commit_close(end, close).await
+    }
+
+    async fn seed(
+        &self,
+        buyer: &BuyerId,
+        mark: &Mark,
+        counters: &[(CapId, Window, u64)],
+    ) -> Result<SeedReply, StoreError> {
+        self.run_seed(buyer, mark, counters).await
+    }
+
+    async fn lead_state(&self, publisher: &PublisherId, lead: LeadId) -> Result<Option<LeadState>, StoreError> {
+        self.read_lead_state(publisher, lead).await
+    }
+
+    async fn counters(&self, keys: &[CounterKey]) -> Result<Vec<Option<u64>>, StoreError> {
+        self.read_counters(keys).await
+    }
+
+    async fn overdue_leases(&self, partition: Partition, count_max: usize) -> Result<Vec<OpenLease>, StoreError> {
+        let names = self.overdue_names(partition, count_max).await?;
+        self.read_leases(partition, names).await
+    }
+
+    async fn open_leases(&self, partition: Partition, count_max: usize) -> Result<Vec<OpenLease>, StoreError> {
+        let names = self.open_names(partition, count_max).await?;
+        self.read_leases(partition, names).await
+    }
+
+    async fn claim_overdue_leads(
+        &self,
+        partition: Partition,
+        grace: Duration,
+        extend: Duration,
+        count_max: usize,
+    ) -> Result<Vec<OverdueLead>, StoreError> {
+        self.run_claim_leads(partition, grace, extend, count_max).await
+    }
+
+    async fn open_counts(&self) -> Result<OpenCounts, StoreError> {
+        self.count_open().await
+    }
+
+    async fn journal_tip(&self, partition: Partition) -> Result<EntryId, StoreError> {
+        self.read_tip(partition).await
+    }
+
+    async fn read_journal(&self, mark: &Mark, count_max: usize) -> Result<Vec<JournalEntry>, StoreError> {
+        self.read_entries(mark, count_max).await
+    }
+
+    async fn trim_journal(&self, mark: &Mark) -> Result<(), StoreError> {
+        self.run_trim(mark).await
+    }
+
+    async fn appended(&self, wait: Duration) {
+        // The end of the wait is as good a reason to look as an entry.
+        let _ = tokio::time::timeout(wait, self.appended.notified()).await;
+    }
+
+    async fn shut_down(&self) {
+        self.client.close().await;
+    }
+}

@@ -1,0 +1,79 @@
+-- Shared by commit, refund and doubt; stands after the prelude.
+--
+-- KEYS 1 life  2 lease:<lead>:<buyer> (end mark)  3 leases:<buyer>  4 due  5 journal:<life>  6.. one counter per charge
+-- ARGV 1 life  2 lead  3 buyer  4 name of this call  5 end mark's time to live ms  6 charges as they were taken
+--      7 event for an open lease  8 event for a lease that had ended otherwise
+--      then per state that the verb can change, in the verb's order: effects for the journal, and one signed change per
+--      counter
+-- Replies {'done'}           the lease was open
+--         {'late', was}      it had ended otherwise and this call changed that
+--         {'already', mark}  nothing was changed
+--         {'missing'}        neither record nor mark
+--         {'life', life}     the partition's life is another one, '' for none: ask again with its journal
+-- An end mark is "<state>|<name of the call>|<state before, '' for open>"; the same call asked again finds its name there and
+-- answers what it did (F20).
+
+local function finish(KEYS, ARGV, to, from_states)
+  local record = redis.call('HGET', KEYS[3], ARGV[2])
+  local from = 'open'
+  if not record then
+    local mark = redis.call('GET', KEYS[2])
+    if not mark then
+      return { 'missing' }
+    end
+    local state, by, was = mark:match('^(%a+)|([^|]*)|(%a*)$')
+    if by == ARGV[4] then
+      return was == '' and { 'done' } or { 'late', was }
+    end
+    from = state
+  end
+  local block
+  for index, state in ipairs(from_states) do
+    if state == from then
+      block = 8 + (index - 1) * (#KEYS - 4)
+    end
+  end
+  if not block then
+    return { 'already', from }
+  end
+  local life = redis.call('GET', KEYS[1])
+  if life ~= ARGV[1] then
+    return { 'life', life or '' }
+  end
+  if record and record:match('^[^\n]*\n[^\n]*\n[^\n]*\n([^\n]*)\n') ~= ARGV[6] then
+    return redis.error_reply('BROKEN charges are not those of the lease')
+  end
+  local used = {}
+  for c = 6, #KEYS do
+    local value = redis.call('GET', KEYS[c])
+    used[c] = value and checked_count(value)
+  end
+  redis.call('XLEN', KEYS[5])
+
+  -- First, because `due` is the one key not read above: were it broken, nothing would have been written (F06).
+  if record then
+    redis.call('ZREM', KEYS[4], ARGV[2] .. ':' .. ARGV[3])
+    redis.call('HDEL', KEYS[3], ARGV[2])
+  end
+  for c = 6, #KEYS do
+    local value, change = used[c], ARGV[block + c - 4]
+    -- A counter that is gone belongs to a finished window, or waits for a seed that will read this event (F01).
+    if value and change ~= '0' then
+      if change:sub(1, 1) ~= '-' then
+        redis.call('INCRBY', KEYS[c], change)
+      elseif value:sub(1, 1) ~= '-' then
+        local back = change:sub(2)
+        redis.call('DECRBY', KEYS[c], le(back, value) and back or value)
+      end
+    end
+  end
+  local was = record and '' or from
+  redis.call('SET', KEYS[2], to .. '|' .. ARGV[4] .. '|' .. was, 'PX', ARGV[5])
+  local event, effects = record and ARGV[7] or ARGV[8], ARGV[block + 1]
+  if effects == '' then
+    redis.call('XADD', KEYS[5], '*', 'e', event)
+  else
+    redis.call('XADD', KEYS[5], '*', 'e', event, 'fx', effects)
+  end
+  return was == '' and { 'done' } or { 'late', was }
+end

@@ -1,0 +1,147 @@
+#!lua
+-- take: tries candidates in order and opens a lease of the first with room in all its caps.
+-- On a cluster all candidates of one call are of one partition; on a single server they may be of several.
+--
+-- KEYS per group (partition): life, due, windows, versions; then per candidate: lease:<lead>:<buyer> (end mark),
+--      leases:<buyer>, and one counter per demand
+-- ARGV 1 lead  2 not_after ms  3 refusals of candidates tried in earlier calls  4 number of groups  5 number of candidates
+--      then per group: life, '' when the gateway knows none
+--      then per candidate: index, group from 1, buyer, routing version, lease_for ms, about, charges, number of demands,
+--      and per demand: cap, window start ms, window end ms or '', amount, most that the counter may be before, expires at
+--      ms or ''
+-- Reply   {index of the candidate taken or '', '1' when too late else '0', refusals}
+-- A refusal is "<index> <letter> ...": F <cap> <used> full, W <store clock ms> wrong window, U <cap> unseeded, S <newest
+-- version> stale, E <mark> ended, L other life; refusals are joined by ';'.
+-- Has no allow-oom: a full server must refuse new work before anything is written (P7).
+
+local lead, not_after, refused = ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local group_count, candidate_count = tonumber(ARGV[4]), tonumber(ARGV[5])
+
+local function refuse(text)
+  refused = refused == '' and text or refused .. ';' .. text
+end
+
+local groups, k, a = {}, 0, 5
+for g = 1, group_count do
+  local life = ARGV[a + g]
+  groups[g] = {
+    due = KEYS[k + 2],
+    windows = KEYS[k + 3],
+    versions = KEYS[k + 4],
+    is_known = life ~= '' and redis.call('GET', KEYS[k + 1]) == life,
+  }
+  k = k + 4
+end
+a = a + group_count
+
+-- A repeat of the call must find its own lease before it tries anybody else, or it would take a second one (F20).
+local candidates = {}
+for i = 1, candidate_count do
+  local c = {
+    index = ARGV[a + 1], group = groups[tonumber(ARGV[a + 2])], buyer = ARGV[a + 3], version = ARGV[a + 4],
+    lease_for = tonumber(ARGV[a + 5]), about = ARGV[a + 6], charges = ARGV[a + 7], demands = tonumber(ARGV[a + 8]),
+    argv = a + 8, mark = KEYS[k + 1], leases = KEYS[k + 2], keys = k + 2,
+  }
+  candidates[i] = c
+  a = a + 8 + 6 * c.demands
+  k = k + 2 + c.demands
+  if c.group.is_known then
+    local record = redis.call('HGET', c.leases, lead)
+    if record then
+      return { c.index, '0', record:match('^[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n([^\n]*)\n') }
+    end
+  end
+end
+
+local now = now_ms()
+if now > not_after then
+  return { '', '1', refused }
+end
+
+local seen_versions = {}
+
+-- Why a candidate cannot be taken, or nil; then `c.used` and `c.newest` are set.
+local function reason(c)
+  local group = c.group
+  if not group.is_known then
+    return 'L'
+  end
+  local mark = redis.call('GET', c.mark)
+  if mark then
+    return 'E ' .. mark:match('^%a+')
+  end
+  local newest_version = redis.call('HGET', group.versions, c.buyer)
+  if newest_version and not le(newest_version, c.version) then
+    return 'S ' .. newest_version
+  end
+  if newest_version ~= c.version then
+    -- Kept even when a cap refuses: an older routing must not grant after a newer one was used (F86).
+    seen_versions[#seen_versions + 1] = { group.versions, c.buyer, c.version }
+  end
+  if c.demands == 0 then
+    return nil
+  end
+  local counters, fields = {}, {}
+  for d = 1, c.demands do
+    local at = c.argv + 6 * (d - 1)
+    if now < tonumber(ARGV[at + 2]) or (ARGV[at + 3] ~= '' and now >= tonumber(ARGV[at + 3])) then
+      return 'W ' .. ms_text(now)
+    end
+    counters[d] = KEYS[c.keys + d]
+    fields[d] = c.buyer .. '|' .. ARGV[at + 1]
+  end
+  c.fields = fields
+  c.newest = redis.call('HMGET', group.windows, unpack(fields))
+  for d = 1, c.demands do
+    local at = c.argv + 6 * (d - 1)
+    local used, newest = redis.call('GET', counters[d]), c.newest[d]
+    if not used then
+      -- Only a window that follows a known one starts at zero; a counter that was deleted does not.
+      if not newest or le(ARGV[at + 2], newest) then
+        return 'U ' .. ARGV[at + 1]
+      end
+      used = '0'
+    end
+    checked_count(used)
+    if used:sub(1, 1) == '-' then
+      return 'U ' .. ARGV[at + 1]
+    end
+    if ARGV[at + 5]:sub(1, 1) == '-' or not le(used, ARGV[at + 5]) then
+      return 'F ' .. ARGV[at + 1] .. ' ' .. used
+    end
+  end
+  return nil
+end
+
+local taken
+for i = 1, candidate_count do
+  local why = reason(candidates[i])
+  if not why then
+    taken = candidates[i]
+    break
+  end
+  refuse(candidates[i].index .. ' ' .. why)
+end
+
+if taken then
+  local deadline = ms_text(now + taken.lease_for)
+  -- First, because `due` is the one key not read above: were it broken, nothing would have been written (F06).
+  redis.call('ZADD', taken.group.due, deadline, lead .. ':' .. taken.buyer)
+  redis.call('HSET', taken.leases, lead,
+    table.concat({ '0', ms_text(now), deadline, taken.charges, refused, taken.about }, '\n'))
+  for d = 1, taken.demands do
+    local at, counter = taken.argv + 6 * (d - 1), KEYS[taken.keys + d]
+    redis.call('INCRBY', counter, ARGV[at + 4])
+    if ARGV[at + 6] ~= '' then
+      redis.call('PEXPIREAT', counter, ARGV[at + 6])
+    end
+    local newest = taken.newest[d]
+    if not newest or not le(ARGV[at + 2], newest) then
+      redis.call('HSET', taken.group.windows, taken.fields[d], ARGV[at + 2])
+    end
+  end
+end
+for _, seen in ipairs(seen_versions) do
+  redis.call('HSET', seen[1], seen[2], seen[3])
+end
+return { taken and taken.index or '', '0', refused }

@@ -1,0 +1,492 @@
+//! The one file that names the Redis library: connections, time-outs, script calls, and what an error means.
+//!
+//! The library replays nothing: a command is written at most once, and a script call that got no answer is asked once more by
+//! us, with the same ids (F20). Every wait and every queue is bounded (F27).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use fred::error::{Error, ErrorKind};
+use fred::interfaces::{ClientLike, LuaInterface};
+use fred::types::config::{
+    Config, ConnectionConfig, PerformanceConfig, ReconnectPolicy, TcpConfig, UnresponsiveConfig,
+};
+use fred::types::{Builder, ClusterHash, ConnectHandle, CustomCommand, Value};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use super::scripts::{Lane, Verb};
+use crate::store::StoreError;
+
+/// Calls that may be waiting for the server at once on one connection; above it a call is refused.
+const CALLS_MAX: usize = 4096;
+/// The library's own queue. Larger than `CALLS_MAX`, so that its reconnect command always finds room in it.
+const QUEUE_MAX: usize = 2 * CALLS_MAX;
+/// Commands in one pipeline.
+const PIPELINE_MAX: usize = 256;
+
+/// A reply, as scripts and plain commands give it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Reply {
+    /// Nothing there.
+    Nil,
+    /// A number.
+    Int(i64),
+    /// A string.
+    Bytes(Bytes),
+    /// A list.
+    List(Vec<Reply>),
+}
+
+impl Reply {
+    fn from_value(value: Value) -> Self {
+        match value {
+            Value::Null => Self::Nil,
+            Value::Boolean(flag) => Self::Int(i64::from(flag)),
+            Value::Integer(number) => Self::Int(number),
+            Value::Double(number) => Self::Bytes(number.to_string().into()),
+            Value::String(text) => Self::Bytes(text.into_inner()),
+            Value::Bytes(bytes) => Self::Bytes(bytes),
+            Value::Queued => Self::Bytes(Bytes::from_static(b"QUEUED")),
+            Value::Array(items) => Self::List(items.into_iter().map(Self::from_value).collect()),
+            Value::Map(map) => Self::List(
+                map.inner()
+                    .into_iter()
+                    .flat_map(|(key, value)| [Self::Bytes(key.into_bytes()), Self::from_value(value)])
+                    .collect(),
+            ),
+        }
+    }
+
+    /// The string, or a bug: the server never gives anything else here.
+    pub(super) fn text(&self) -> Result<&str, StoreError> {
+        match self {
+            Self::Bytes(bytes) => std::str::from_utf8(bytes).map_err(|_| unexpected("a string that is not UTF-8")),
+            _ => Err(unexpected("no string")),
+        }
+    }
+
+    /// The string, `None` for nothing there.
+    pub(super) fn optional_text(&self) -> Result<Option<&str>, StoreError> {
+        if *self == Self::Nil { Ok(None) } else { self.text().map(Some) }
+    }
+
+    /// The bytes.
+    pub(super) fn bytes(&self) -> Result<Bytes, StoreError> {
+        match self {
+            Self::Bytes(bytes) => Ok(bytes.clone()),
+            _ => Err(unexpected("no string")),
+        }
+    }
+
+    /// The number, written as such or as text.
+    pub(super) fn int(&self) -> Result<i64, StoreError> {
+        match self {
+            Self::Int(number) => Ok(*number),
+            other => other.text()?.parse().map_err(|_| unexpected("no number")),
+        }
+    }
+
+    /// The list; nothing there is an empty one.
+    pub(super) fn list(&self) -> Result<&[Reply], StoreError> {
+        match self {
+            Self::List(items) => Ok(items),
+            Self::Nil => Ok(&[]),
+            _ => Err(unexpected("no list")),
+        }
+    }
+}
+
+fn unexpected(what: &str) -> StoreError {
+    StoreError::Bug(format!("unexpected reply: {what}"))
+}
+
+/// Keys and arguments of a script call.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Call {
+    /// All keys the script may touch.
+    pub keys: Vec<String>,
+    /// Everything else, in the order of the script's header.
+    pub args: Vec<Bytes>,
+}
+
+impl Call {
+    pub(super) fn new(keys: Vec<String>) -> Self {
+        Self { keys, args: Vec::new() }
+    }
+
+    pub(super) fn arg(&mut self, arg: impl Into<Bytes>) -> &mut Self {
+        self.args.push(arg.into());
+        self
+    }
+
+    pub(super) fn number(&mut self, number: impl std::fmt::Display + Copy) -> &mut Self {
+        self.arg(number.to_string())
+    }
+}
+
+/// What a script call gave.
+#[derive(Debug)]
+pub(super) struct Answer {
+    /// The script's reply.
+    pub reply: Reply,
+    /// The first try got no answer: the reply may be that of a repeat.
+    pub was_repeated: bool,
+}
+
+/// A plain command; its first argument is its key.
+#[derive(Debug, Clone)]
+pub(super) struct Plain {
+    name: &'static str,
+    args: Vec<Bytes>,
+}
+
+impl Plain {
+    pub(super) fn new(name: &'static str, args: Vec<Bytes>) -> Self {
+        Self { name, args }
+    }
+}
+
+/// One connection (or one per node of a cluster) with its bounds.
+#[derive(Debug)]
+struct Link {
+    client: fred::clients::Client,
+    calls: Semaphore,
+    timeout: Duration,
+    is_reconnecting: Arc<AtomicBool>,
+}
+
+/// The connections of one store.
+#[derive(Debug)]
+pub(super) struct Client {
+    hot: Link,
+    bulk: Link,
+    /// Digest and text by verb.
+    scripts: Vec<(String, String)>,
+    closing: CancellationToken,
+}
+
+impl Client {
+    /// Connects and makes every script known to the server.
+    pub(super) async fn connect(url: &str, command_timeout: Duration) -> Result<Self, StoreError> {
+        let closing = CancellationToken::new();
+        let bulk_timeout = (command_timeout * 10).max(Duration::from_secs(1));
+        let hot = Link::connect(url, command_timeout, &closing).await?;
+        let bulk = match Link::connect(url, bulk_timeout, &closing).await {
+            Ok(bulk) => bulk,
+            Err(error) => {
+                closing.cancel();
+                hot.quit().await;
+                return Err(error);
+            }
+        };
+        let mut client = Self { hot, bulk, scripts: Vec::with_capacity(Verb::ALL.len()), closing };
+        for verb in Verb::ALL {
+            let text = verb.source();
+            let loaded = client.bulk.client.script_load::<String, _>(text.clone()).await;
+            match loaded {
+                Ok(digest) => client.scripts.push((digest, text)),
+                Err(error) => {
+                    client.close().await;
+                    return Err(meaning(&error));
+                }
+            }
+        }
+        Ok(client)
+    }
+
+    /// Is the server a cluster? Then a step must stay within one partition.
+    pub(super) fn is_cluster(&self) -> bool {
+        self.hot.client.is_clustered()
+    }
+
+    /// Runs a script; asks once more when no answer came.
+    pub(super) async fn run(&self, verb: Verb, call: &Call) -> Result<Answer, StoreError> {
+        let link = self.link(verb.lane());
+        let first = match link.run(self.script(verb), call).await {
+            Err(StoreError::MaybeDone(why)) => why,
+            result => return result.map(|reply| Answer { reply, was_repeated: false }),
+        };
+        link.wait_until_connected().await;
+        match link.run(self.script(verb), call).await {
+            Ok(reply) => Ok(Answer { reply, was_repeated: true }),
+            Err(StoreError::Bug(why)) => Err(StoreError::Bug(why)),
+            // The second try may be known not to have happened; the first one is not.
+            Err(StoreError::NotDone(why) | StoreError::MaybeDone(why)) => {
+                Err(StoreError::MaybeDone(format!("{first}; then {why}")))
+            }
+        }
+    }
+
+    /// Runs plain commands in one go; their replies in order.
+    pub(super) async fn plain(&self, commands: Vec<Plain>) -> Result<Vec<Reply>, StoreError> {
+        let mut replies = Vec::with_capacity(commands.len());
+        for part in commands.chunks(PIPELINE_MAX) {
+            replies.extend(self.bulk.plain(part).await?);
+        }
+        Ok(replies)
+    }
+
+    /// Runs one plain command.
+    pub(super) async fn one(&self, name: &'static str, args: Vec<Bytes>) -> Result<Reply, StoreError> {
+        let mut replies = self.plain(vec![Plain::new(name, args)]).await?;
+        replies.pop().ok_or_else(|| unexpected("nothing"))
+    }
+
+    /// Ends the connections.
+    pub(super) async fn close(&self) {
+        self.closing.cancel();
+        self.hot.quit().await;
+        self.bulk.quit().await;
+    }
+
+    fn link(&self, lane: Lane) -> &Link {
+        match lane {
+            Lane::Hot => &self.hot,
+            Lane::Bulk => &self.bulk,
+        }
+    }
+
+    fn script(&self, verb: Verb) -> (&str, &str) {
+        // Cannot fail because `connect` loaded every verb in this order.
+        self.scripts.get(verb as usize).map_or(("", ""), |(digest, text)| (digest, text))
+    }
+}
+
+impl Link {
+    async fn connect(url: &str, command_timeout: Duration, closing: &CancellationToken) -> Result<Self, StoreError> {
+        let config = config(url)?;
+        let mut policy = ReconnectPolicy::new_exponential(0, 10, 1000, 2);
+        policy.set_jitter(20);
+        let client = Builder::from_config(config)
+            .set_policy(policy)
+            .set_performance_config(PerformanceConfig {
+                default_command_timeout: command_timeout,
+                ..PerformanceConfig::default()
+            })
+            .set_connection_config(ConnectionConfig {
+                connection_timeout: Duration::from_secs(2),
+                internal_command_timeout: Duration::from_secs(2),
+                max_command_attempts: 1,
+                max_command_buffer_len: QUEUE_MAX,
+                // A peer that is gone without a word is noticed by its silence.
+                unresponsive: UnresponsiveConfig {
+                    max_timeout: Some((command_timeout * 10).max(Duration::from_secs(2))),
+                    interval: Duration::from_millis(500),
+                },
+                tcp: TcpConfig { nodelay: Some(true), ..TcpConfig::default() },
+                ..ConnectionConfig::default()
+            })
+            .build()
+            .map_err(|error| meaning(&error))?;
+        let task = client.init().await.map_err(|error| StoreError::NotDone(words(&error)))?;
+        tokio::spawn(keep_connected(client.clone(), task, closing.clone()));
+        Ok(Self {
+            client,
+            calls: Semaphore::new(CALLS_MAX),
+            timeout: command_timeout,
+            is_reconnecting: Arc::new(AtomicBool::new(false)),
+        })
+    }
+
+    async fn run(&self, (digest, text): (&str, &str), call: &Call) -> Result<Reply, StoreError> {
+        let _permit = self.admit_call()?;
+        let keys = call.keys.clone();
+        let args = args(&call.args);
+        match self.client.evalsha::<Value, _, _, _>(digest, keys.clone(), args.clone()).await {
+            Ok(value) => Ok(Reply::from_value(value)),
+            // Certainly not run: run it by its text, which makes it known in the same step (F25).
+            Err(error) if error.details().starts_with("NOSCRIPT") => self
+                .client
+                .eval::<Value, _, _, _>(text, keys, args)
+                .await
+                .map(Reply::from_value)
+                .map_err(|e| self.failed(&e)),
+            Err(error) => Err(self.failed(&error)),
+        }
+    }
+
+    async fn plain(&self, commands: &[Plain]) -> Result<Vec<Reply>, StoreError> {
+        let _permit = self.admit_call()?;
+        let pipeline = self.client.pipeline();
+        for command in commands {
+            let hash = if command.args.is_empty() { ClusterHash::Random } else { ClusterHash::FirstKey };
+            let custom = CustomCommand::new_static(command.name, hash, false);
+            pipeline.custom::<Value, Value>(custom, args(&command.args)).await.map_err(|error| self.failed(&error))?;
+        }
+        let mut replies = Vec::with_capacity(commands.len());
+        for result in pipeline.try_all::<Value>().await {
+            replies.push(Reply::from_value(result.map_err(|error| self.failed(&error))?));
+        }
+        if replies.len() == commands.len() { Ok(replies) } else { Err(unexpected("a short pipeline")) }
+    }
+
+    fn admit_call(&self) -> Result<tokio::sync::SemaphorePermit<'_>, StoreError> {
+        if !self.client.is_connected() {
+            return Err(StoreError::NotDone("not connected".to_owned()));
+        }
+        self.calls.try_acquire().map_err(|_| StoreError::NotDone("too many calls are waiting".to_owned()))
+    }
+
+    async fn wait_until_connected(&self) {
+        // The outcome shows in the next call.
+        let _ = timeout(self.timeout, self.client.wait_for_connect()).await;
+    }
+
+    fn failed(&self, error: &Error) -> StoreError {
+        // A primary that became a copy stays one on this connection: find the new one (F23).
+        if error.details().starts_with("READONLY") && !self.is_reconnecting.swap(true, Ordering::AcqRel) {
+            let (client, is_reconnecting) = (self.client.clone(), self.is_reconnecting.clone());
+            tokio::spawn(async move {
+                let _ = client.force_reconnection().await;
+                is_reconnecting.store(false, Ordering::Release);
+            });
+        }
+        meaning(error)
+    }
+
+    async fn quit(&self) {
+        // Nothing is lost when the server does not answer: the process is ending.
+        let _ = timeout(self.timeout, self.client.quit()).await;
+    }
+}
+
+fn args(args: &[Bytes]) -> Vec<Value> {
+    args.iter().cloned().map(Value::Bytes).collect()
+}
+
+/// The library's task reconnects by itself, for ever, except when it ends over an error of its own; then it is started again.
+async fn keep_connected(client: fred::clients::Client, mut task: ConnectHandle, closing: CancellationToken) {
+    loop {
+        tokio::select! {
+            () = closing.cancelled() => return,
+            _ = &mut task => {}
+        }
+        tokio::select! {
+            () = closing.cancelled() => return,
+            () = tokio::time::sleep(Duration::from_millis(200)) => {}
+        }
+        tracing::warn!("the connection to Redis ended, starting it again");
+        task = client.connect();
+    }
+}
+
+/// Reads `redis://`, `rediss://`, `redis-cluster://h:p,h:p` and `rediss-cluster://h:p,h:p`.
+fn config(url: &str) -> Result<Config, StoreError> {
+    Config::from_url(&library_url(url)).map_err(|_| {
+        // Never the text of the address: it may hold a password (P9).
+        StoreError::Bug("the address of Redis cannot be read".to_owned())
+    })
+}
+
+/// The library lists a cluster's nodes as `?node=h:p&node=h:p` after the first.
+fn library_url(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://").filter(|(scheme, _)| scheme.ends_with("-cluster")) else {
+        return url.to_owned();
+    };
+    let (user, hosts) = rest.rsplit_once('@').map_or(("", rest), |(user, hosts)| (user, hosts));
+    let mut hosts = hosts.trim_end_matches('/').split(',');
+    let at = if user.is_empty() { "" } else { "@" };
+    let mut out = format!("{scheme}://{user}{at}{}", hosts.next().unwrap_or_default());
+    for (index, host) in hosts.enumerate() {
+        out.push(if index == 0 { '?' } else { '&' });
+        out.push_str("node=");
+        out.push_str(host);
+    }
+    out
+}
+
+/// Server answers that say that nothing happened, by their first word.
+const REFUSALS: [&str; 13] = [
+    "LOADING",
+    "READONLY",
+    "OOM",
+    "BUSY",
+    "MASTERDOWN",
+    "CLUSTERDOWN",
+    "MISCONF",
+    "NOREPLICAS",
+    "TRYAGAIN",
+    "NOAUTH",
+    "WRONGPASS",
+    "NOPERM",
+    "UNBLOCKED",
+];
+
+/// Errors of the library that say that nothing was written.
+const UNWRITTEN: [&str; 5] = [
+    "Failed to route command",
+    "Failed to send command to router",
+    "Client is not initialized",
+    "Too many failed write attempts",
+    "Missing server for hash slot",
+];
+
+/// What an error means for the caller.
+fn meaning(error: &Error) -> StoreError {
+    let text = words(error);
+    let details = error.details();
+    let first = details.split([' ', ':']).next().unwrap_or_default();
+    if REFUSALS.contains(&first) || UNWRITTEN.iter().any(|start| details.starts_with(start)) {
+        return StoreError::NotDone(text);
+    }
+    match error.kind() {
+        ErrorKind::Backpressure | ErrorKind::Auth | ErrorKind::Routing | ErrorKind::Cluster => {
+            StoreError::NotDone(text)
+        }
+        ErrorKind::Timeout | ErrorKind::IO | ErrorKind::Canceled | ErrorKind::Tls => StoreError::MaybeDone(text),
+        _ => StoreError::Bug(text),
+    }
+}
+
+/// The error's text, cut: a server may quote what it was sent.
+fn words(error: &Error) -> String {
+    error.details().chars().take(200).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn f19_every_error_has_a_meaning() {
+        let meaning_of = |kind, text: &str| meaning(&Error::new(kind, text.to_owned()));
+        for refused in [
+            "LOADING Redis is loading the dataset in memory",
+            "READONLY You can't write against a read only replica.",
+            "OOM command not allowed when used memory > 'maxmemory'.",
+            "BUSY Redis is busy running a script.",
+            "MASTERDOWN Link with MASTER is down",
+            "CLUSTERDOWN The cluster is down",
+            "MISCONF Redis is configured to save RDB snapshots",
+            "Failed to route command.",
+        ] {
+            assert!(matches!(meaning_of(ErrorKind::Unknown, refused), StoreError::NotDone(_)), "{refused}");
+        }
+        assert!(matches!(meaning_of(ErrorKind::Backpressure, "full"), StoreError::NotDone(_)));
+        for kind in [ErrorKind::Timeout, ErrorKind::IO, ErrorKind::Canceled] {
+            assert!(matches!(meaning_of(kind, "no reply"), StoreError::MaybeDone(_)));
+        }
+        assert!(matches!(meaning_of(ErrorKind::InvalidArgument, "WRONGTYPE Operation"), StoreError::Bug(_)));
+        assert!(matches!(meaning_of(ErrorKind::Unknown, "BROKEN a counter"), StoreError::Bug(_)));
+        assert!(matches!(meaning_of(ErrorKind::Unknown, "ERR Script attempted"), StoreError::Bug(_)));
+    }
+
+    #[test]
+    fn p9_an_address_that_cannot_be_read_is_not_printed() {
+        let error = config("redis://user:hunter2@[bad:1").unwrap_err();
+        assert!(!error.to_string().contains("hunter2"));
+    }
+
+    #[test]
+    fn addresses_of_clusters_name_all_nodes() {
+        assert_eq!(library_url("redis://h:1/2"), "redis://h:1/2");
+        assert_eq!(library_url("redis-cluster://u:p@a:1,b:2,c:3"), "redis-cluster://u:p@a:1?node=b:2&node=c:3");
+        assert!(config("redis-cluster://a:1,b:2").unwrap().server.is_clustered());
+        assert_eq!(config("redis-cluster://a:1,b:2").unwrap().server.hosts().len(), 2);
+        assert!(!config("redis://a:1").unwrap().server.is_clustered());
+    }
+}

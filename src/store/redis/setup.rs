@@ -1,0 +1,154 @@
+//! How the server is: its clock, how much waits for settlement, and how it is set up.
+
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use tokio::time::Instant;
+
+use super::client::Plain;
+use super::{Bytes, RedisStore, nth};
+use crate::store::{StoreError, StoreHealth};
+
+/// A count of the journal that is older than this is not good enough to refuse leads by.
+const COUNT_TRUSTED: Duration = Duration::from_secs(1);
+/// Oldest server that has script flags and `XINFO` as they are used here.
+const VERSION_MIN: (u64, u64) = (7, 0);
+
+/// Store clock minus this gateway's clock.
+#[derive(Debug, Default)]
+pub(super) struct Offset(AtomicI64);
+
+impl Offset {
+    fn set(&self, offset_us: i64) {
+        self.0.store(offset_us, Ordering::Relaxed);
+    }
+
+    fn millis(&self) -> i64 {
+        self.0.load(Ordering::Relaxed) / 1000
+    }
+
+    /// The store's time at a time of ours.
+    pub(super) fn apply(&self, at: Timestamp) -> Timestamp {
+        at.saturating_add(SignedDuration::from_micros(self.0.load(Ordering::Relaxed))).unwrap_or(at)
+    }
+}
+
+/// How many entries wait for settlement, as last counted.
+#[derive(Debug, Default)]
+pub(super) struct JournalSize {
+    entries: AtomicU64,
+    counted_at: parking_lot::Mutex<Option<Instant>>,
+}
+
+impl RedisStore {
+    /// Reads the server's clock; the answer is taken to be from the middle of the round trip.
+    pub(super) async fn measure_clock(&self) -> Result<(), StoreError> {
+        let before = self.clock.now();
+        let reply = self.client.one("TIME", vec![]).await?;
+        let after = self.clock.now();
+        let parts = reply.list()?;
+        let server_us = nth(parts, 0)?.int()? * 1_000_000 + nth(parts, 1)?.int()?;
+        let ours_us = i64::midpoint(before.as_microsecond(), after.as_microsecond());
+        self.offset.set(server_us - ours_us);
+        Ok(())
+    }
+
+    /// Is the journal, of all partitions, at its limit? Counts again before it says so by an old count.
+    pub(super) async fn is_journal_full(&self) -> Result<bool, StoreError> {
+        if self.journal.entries.load(Ordering::Relaxed) < self.journal_entries_max {
+            return Ok(false);
+        }
+        let is_old = self.journal.counted_at.lock().is_none_or(|at| at.elapsed() > COUNT_TRUSTED);
+        if is_old {
+            self.count_journal().await?;
+        }
+        Ok(self.journal.entries.load(Ordering::Relaxed) >= self.journal_entries_max)
+    }
+
+    async fn count_journal(&self) -> Result<u64, StoreError> {
+        let counts = self
+            .all_partitions()
+            .map(|partition| (partition, self.known_life(partition)))
+            .filter(|(_, life)| life.is_some())
+            .map(|(partition, life)| Plain::new("XLEN", vec![self.keys.journal(partition, life).into()]));
+        let mut total = 0;
+        for reply in self.client.plain(counts.collect()).await? {
+            total += u64::try_from(reply.int()?).unwrap_or(0);
+        }
+        self.journal.entries.store(total, Ordering::Relaxed);
+        *self.journal.counted_at.lock() = Some(Instant::now());
+        Ok(total)
+    }
+
+    pub(super) async fn look(&self) -> Result<StoreHealth, StoreError> {
+        self.measure_clock().await?;
+        let journal_entries = self.count_journal().await?;
+        let warnings = self.warnings().await?;
+        Ok(StoreHealth { clock_offset_ms: self.offset.millis(), journal_entries, warnings })
+    }
+
+    async fn warnings(&self) -> Result<Vec<String>, StoreError> {
+        let info = self.client.one("INFO", vec![]).await?;
+        let info = info.text()?;
+        let mut warnings = Vec::new();
+        let version = info_value(info, "redis_version").unwrap_or_default();
+        if parse_version(version).is_some_and(|version| version < VERSION_MIN) {
+            warnings.push(format!("Redis {version} is too old: 7.0 or later is needed"));
+        }
+        match info_value(info, "maxmemory_policy") {
+            Some("noeviction") => {}
+            Some(policy) => warnings.push(format!(
+                "maxmemory-policy is {policy}: Redis may drop counters and journal entries; set it to noeviction"
+            )),
+            None => warnings.push("maxmemory-policy could not be checked".to_owned()),
+        }
+        if info_value(info, "aof_enabled") != Some("1") {
+            match self.saves_snapshots().await? {
+                Some(true) => {}
+                Some(false) => {
+                    warnings.push("Redis keeps nothing on disk: set appendonly yes, or save".to_owned());
+                }
+                None => {
+                    warnings.push("persistence could not be checked: appendonly is off, save is unknown".to_owned());
+                }
+            }
+        }
+        Ok(warnings)
+    }
+
+    /// Does the server write snapshots? `None` when it does not tell: managed servers often forbid the question.
+    async fn saves_snapshots(&self) -> Result<Option<bool>, StoreError> {
+        match self.client.one("CONFIG", vec![Bytes::from_static(b"GET"), Bytes::from_static(b"save")]).await {
+            Ok(reply) => Ok(reply.list()?.get(1).and_then(|value| value.text().ok()).map(|save| !save.is_empty())),
+            Err(StoreError::Bug(_)) => Ok(None),
+            Err(StoreError::NotDone(why)) if why.starts_with("NOPERM") => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// A value of `INFO`.
+fn info_value<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+    info.lines().find_map(|line| line.trim_end().strip_prefix(name)?.strip_prefix(':'))
+}
+
+fn parse_version(text: &str) -> Option<(u64, u64)> {
+    let mut parts = text.split('.');
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn info_is_read_by_whole_names() {
+        let info = "# Server\r\nredis_version:6.2.1\r\nmaxmemory_policy:allkeys-lru\r\n";
+        assert_eq!(info_value(info, "redis_version"), Some("6.2.1"));
+        assert_eq!(info_value(info, "maxmemory"), None);
+        assert!(parse_version("6.2.1").unwrap() < VERSION_MIN);
+        assert!(parse_version("7.0.15").unwrap() >= VERSION_MIN);
+        assert_eq!(parse_version("unstable"), None);
+    }
+}
