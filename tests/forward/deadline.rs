@@ -1,13 +1,12 @@
 //! The buyer's time-out, and what comes after it.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use capgate::cli::stub_buyer::{PathBehaviour, StubBuyer};
 use capgate::domain::outcome::{Acceptance, Outcome};
 use capgate::forward::ForwardOrder;
 
-use crate::support::{LATE, RawBuyer, TIMEOUT, YES, buyer, buyer_with, eventually, forward, forwarder, lead};
+use crate::support::{LATE, RawBuyer, TIMEOUT, YES, buyer, buyer_with, eventually, forward, forwarder, lead, patient};
 
 async fn stub(path: &str) -> StubBuyer {
     StubBuyer::on_loopback(vec![path.parse::<PathBehaviour>().unwrap()], 1).await.unwrap()
@@ -138,7 +137,7 @@ async fn f51_a_slow_buyer_does_not_slow_another() {
     let forwarder = forwarder();
     let slow = stub("/a=hang").await;
     let fast = stub("/a=accept").await;
-    let slow_buyer = buyer(&slow.url("/a"));
+    let slow_buyer = patient(&slow.url("/a"));
     let waiting: Vec<_> = (0..64)
         .map(|_| {
             let (forwarder, buyer) = (forwarder.clone(), Arc::clone(&slow_buyer));
@@ -146,11 +145,13 @@ async fn f51_a_slow_buyer_does_not_slow_another() {
         })
         .collect();
     eventually("the slow buyer has them all", || slow.stats("/a").received == 64).await;
-    let fast_buyer = buyer_with(&fast.url("/a"), |buyer| buyer.timeout = Duration::from_secs(5));
+    let fast_buyer = patient(&fast.url("/a"));
     for _ in 0..20 {
         assert_eq!(forward(&forwarder, &fast_buyer).await.outcome, yes());
     }
+    assert!(waiting.iter().all(|waiting| !waiting.is_finished()));
+    slow.stop();
     for waiting in waiting {
-        assert_eq!(waiting.await.unwrap(), timed_out(None));
+        assert_eq!(waiting.await.unwrap(), Outcome::InDoubt { reason: "broken", http_status: None });
     }
 }
