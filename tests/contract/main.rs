@@ -1,5 +1,7 @@
 //! One list of behaviours, run on every store and every ledger.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "helpers of tests are tests")]
+
 mod behaviours;
 mod embedded;
 mod store;
