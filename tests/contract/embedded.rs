@@ -23,7 +23,7 @@ use crate::support::{
 };
 
 fn options(partitions: u16, journal_entries_max: u64) -> EmbeddedOptions {
-    EmbeddedOptions { partitions, journal_entries_max, end_mark_ttl: Duration::from_secs(600) }
+    EmbeddedOptions { partitions, journal_entries_max, end_mark_ttl: Duration::from_mins(10) }
 }
 
 fn open_with(path: &Path, marks: &[Mark], usage: &[UsageRow]) -> Result<EmbeddedStore, StoreError> {

@@ -17,6 +17,7 @@ use parking_lot::{Condvar, Mutex};
 use tokio::sync::{Notify, watch};
 
 use super::file::{Faults, JournalFile, Replacement};
+use super::partition::PartitionState;
 use super::state::State;
 use crate::store::StoreError;
 
@@ -245,7 +246,7 @@ impl Writer {
         let (snapshots, number) = {
             let mut inner = self.group.inner.lock();
             inner.pending.clear();
-            let snapshots: Vec<_> = inner.state.partitions.iter().map(|partition| partition.snapshot()).collect();
+            let snapshots: Vec<_> = inner.state.partitions.iter().map(PartitionState::snapshot).collect();
             (snapshots, inner.last)
         };
         let partitions = u16::try_from(snapshots.len()).unwrap_or(u16::MAX);

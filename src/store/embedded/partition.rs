@@ -198,18 +198,16 @@ impl PartitionState {
         if self.expiries.first().is_none_or(|(at_ms, _)| *at_ms > now_ms) {
             return false;
         }
-        match self.expiries.pop_first() {
-            Some((at_ms, Expiring::Mark(key))) => {
-                if self.ended.get(&key).is_some_and(|ended| ended.expires_ms == at_ms) {
-                    self.ended.remove(&key);
-                }
+        let Some((at_ms, expiring)) = self.expiries.pop_first() else { return false };
+        // What was given a later time meanwhile has another entry for that.
+        match expiring {
+            Expiring::Mark(key) if self.ended.get(&key).is_some_and(|ended| ended.expires_ms == at_ms) => {
+                self.ended.remove(&key);
             }
-            Some((at_ms, Expiring::Lead(lead))) => {
-                if self.leads.get(&lead).is_some_and(|known| known.expires_ms == at_ms) {
-                    self.forget_lead(lead);
-                }
+            Expiring::Lead(lead) if self.leads.get(&lead).is_some_and(|known| known.expires_ms == at_ms) => {
+                self.forget_lead(lead);
             }
-            None => {}
+            Expiring::Mark(_) | Expiring::Lead(_) => {}
         }
         true
     }
