@@ -119,7 +119,9 @@ impl Gateway {
     pub fn lead_open_for(&self) -> Duration {
         let forward = &self.config.forward;
         let slowest = self.routing.load().compiled.routing().buyers.values().map(|buyer| buyer.timeout).max();
-        forward.lead_deadline + slowest.unwrap_or(forward.timeout).max(forward.timeout) + forward.late_answer
+        forward.lead_deadline
+            + slowest.unwrap_or(forward.timeout).max(forward.timeout)
+            + forward.late_answer
             + Duration::from_secs(5)
     }
 
@@ -170,11 +172,7 @@ impl Gateway {
         let keys: Vec<CounterKey> = held
             .charges
             .iter()
-            .map(|charge| CounterKey {
-                buyer: held.key.buyer.clone(),
-                cap: charge.cap.clone(),
-                window: charge.window,
-            })
+            .map(|charge| CounterKey { buyer: held.key.buyer.clone(), cap: charge.cap.clone(), window: charge.window })
             .collect();
         let Ok(counters) = self.store.counters(&keys).await else { return };
         for ((charge, limit), counter) in held.charges.iter().zip(&held.limits).zip(counters) {

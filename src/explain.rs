@@ -69,7 +69,8 @@ pub fn as_text(lead: &Value) -> String {
     };
     // Writing into a String cannot fail.
     let _ = writeln!(out, "lead {}  {}", text(&lead["lead_id"]), text(&lead["status"]));
-    for name in ["reason", "publisher", "campaign", "buyer", "price", "payout", "currency", "received_at", "closed_at"] {
+    for name in ["reason", "publisher", "campaign", "buyer", "price", "payout", "currency", "received_at", "closed_at"]
+    {
         if !lead[name].is_null() {
             let _ = writeln!(out, "  {name:<12} {}", text(&lead[name]));
         }

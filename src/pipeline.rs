@@ -11,6 +11,7 @@ use bytes::Bytes;
 use jiff::Timestamp;
 use tokio::sync::watch;
 
+use crate::app::{Gateway, RoutingInForce};
 use crate::domain::event::{ClaimKey, Closed, Received, SaleMoney};
 use crate::domain::explanation::Check;
 use crate::domain::id::{BuyerId, LeadId};
@@ -18,11 +19,10 @@ use crate::domain::lead::Lead;
 use crate::domain::outcome::{AttemptOutcome, Sold, Verdict};
 use crate::domain::routing::Publisher;
 use crate::filter::CompiledCampaign;
-use crate::app::{Gateway, RoutingInForce};
 use crate::intake::reply;
 use crate::lease::{self, Held};
-use crate::telemetry::{LeadMetrics, LeaseResult};
 use crate::store::{Admission, Admit, Close, CloseReply, Refusal, StoreError, Take, TakeCandidate, TakeReply};
+use crate::telemetry::{LeadMetrics, LeaseResult};
 
 mod attempt;
 mod late;
@@ -32,8 +32,8 @@ mod story;
 use attempt::After;
 use late::LateBoard;
 pub use rehearsal::rehearse;
-use story::{Filtered, Story};
 pub use story::told_by_attempts;
+use story::{Filtered, Story};
 
 /// Most candidates in one take: bounds the script's work and the size of its call.
 const CANDIDATES_PER_TAKE: usize = 8;
@@ -297,7 +297,8 @@ impl<'a> Walk<'a> {
                     if self.remaining.is_empty() {
                         return Leased::Ended(self.when_nobody_is_left().await);
                     }
-                    if self.attempts >= self.gateway.config.forward.attempts_max || self.gateway.clock.now() >= self.deadline
+                    if self.attempts >= self.gateway.config.forward.attempts_max
+                        || self.gateway.clock.now() >= self.deadline
                     {
                         self.story.ended_by_deadline();
                         return Leased::Ended(self.when_nobody_is_left().await);
@@ -358,7 +359,13 @@ impl<'a> Walk<'a> {
             match refusal {
                 Refusal::Full { cap, used } => {
                     metrics.lease.count(LeaseResult::Full);
-                    self.story.full(index, candidate, cap, *used, &self.campaign.campaign().offers[index].buyer.timezone);
+                    self.story.full(
+                        index,
+                        candidate,
+                        cap,
+                        *used,
+                        &self.campaign.campaign().offers[index].buyer.timezone,
+                    );
                     self.drop_candidate(index);
                 }
                 Refusal::Ended(_) => {

@@ -83,7 +83,8 @@ async fn look_at_lives(gateway: &Arc<Gateway>) {
     }
     let mut are_open = true;
     for partition in (0..gateway.store.partitions()).map(Partition) {
-        are_open &= matches!(gateway.store.life(partition).await, Ok(Some(life)) if gateway.store.knows(partition, life));
+        are_open &=
+            matches!(gateway.store.life(partition).await, Ok(Some(life)) if gateway.store.knows(partition, life));
     }
     if are_open {
         gateway.status.lives_looked_at(true);

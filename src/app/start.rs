@@ -8,12 +8,12 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use super::{Gateway, RoutingInForce, monitor, reload};
-use crate::config::RoutingFile;
-use crate::domain::routing::Routing;
 use crate::admin;
 use crate::clock::SharedClock;
+use crate::config::RoutingFile;
 use crate::config::{Config, LedgerUrl, StoreUrl};
 use crate::desk::Desk;
+use crate::domain::routing::Routing;
 use crate::forward::Forwarder;
 use crate::intake;
 use crate::ledger::mysql::MysqlLedger;
@@ -126,9 +126,8 @@ impl App {
         routing_file: RoutingFile,
         clock: SharedClock,
     ) -> Result<Self, StartError> {
-        let listen = async |addr: SocketAddr| {
-            TcpListener::bind(addr).await.map_err(|error| StartError::Listen { addr, error })
-        };
+        let listen =
+            async |addr: SocketAddr| TcpListener::bind(addr).await.map_err(|error| StartError::Listen { addr, error });
         let intake_listener = listen(config.intake.listen).await?;
         let admin_listener = listen(config.admin.listen).await?;
         let ledger = open_ledger(&config).await?;

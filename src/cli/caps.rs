@@ -54,7 +54,12 @@ fn table(caps: &Value) -> String {
         .collect();
     let header: Vec<String> = COLUMNS.iter().map(|(_, title)| (*title).to_owned()).collect();
     let width = |column: usize| {
-        rows.iter().chain([&header]).filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+        rows.iter()
+            .chain([&header])
+            .filter_map(|row| row.get(column))
+            .map(|cell| cell.chars().count())
+            .max()
+            .unwrap_or(0)
     };
     let widths: Vec<usize> = (0..COLUMNS.len()).map(width).collect();
     let line = |row: &Vec<String>| {

@@ -25,7 +25,11 @@ pub const BAD_ARGUMENTS: u8 = 64;
 pub const BAD_CONFIG: u8 = 78;
 
 #[derive(Debug, Parser)]
-#[command(name = "capgate", version, about = "Lead-routing cap gateway: hard buyer caps under bursts, with books that prove them")]
+#[command(
+    name = "capgate",
+    version,
+    about = "Lead-routing cap gateway: hard buyer caps under bursts, with books that prove them"
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

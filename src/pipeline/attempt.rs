@@ -36,7 +36,8 @@ impl Walk<'_> {
         let buyer = self.campaign.campaign().offers[offer].buyer.clone();
         let Some(permit) = self.gateway.forwarder.enter(&buyer) else {
             // Others took the last place since it was looked at: nothing was sent, so the unit goes back.
-            let known = Known { sent_at: self.gateway.clock.now(), duration: Duration::ZERO, http_status: None, reason: None };
+            let known =
+                Known { sent_at: self.gateway.clock.now(), duration: Duration::ZERO, http_status: None, reason: None };
             return self.after_no(offer, &held, AttemptOutcome::Unsent, "in_flight", &known).await;
         };
         let order = ForwardOrder { buyer: buyer.clone(), lead: self.order.lead.clone(), permit };

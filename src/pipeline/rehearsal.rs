@@ -78,10 +78,7 @@ pub async fn rehearse(gateway: &Arc<Gateway>, order: &WalkOrder) -> Progress {
 }
 
 /// The first cap without room, by its position, and its counter.
-async fn first_full(
-    gateway: &Gateway,
-    candidate: &TakeCandidate,
-) -> Result<Option<(usize, u64)>, StoreError> {
+async fn first_full(gateway: &Gateway, candidate: &TakeCandidate) -> Result<Option<(usize, u64)>, StoreError> {
     let keys: Vec<CounterKey> = candidate
         .demands
         .iter()

@@ -59,7 +59,11 @@ impl Lives {
                     continue;
                 }
                 if mark.life.0 > 0 {
-                    tracing::warn!(partition = partition.0, life = wanted.0, "the store's data is not what the books know: new life");
+                    tracing::warn!(
+                        partition = partition.0,
+                        life = wanted.0,
+                        "the store's data is not what the books know: new life"
+                    );
                 }
                 mark.life = wanted;
             }

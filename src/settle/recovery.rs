@@ -23,8 +23,8 @@ use crate::intake::reply;
 use crate::lease::abandoned;
 use crate::ledger::{AttemptRow, LeadDetail, LedgerError, SettleError};
 use crate::pipeline::{self, Progress, Resumed, WalkOrder};
-use crate::telemetry::Recovered;
 use crate::store::{Close, OverdueLead, StoreError};
+use crate::telemetry::Recovered;
 
 /// Between two looks.
 const EVERY: Duration = Duration::from_secs(1);
@@ -173,7 +173,10 @@ enum Decided {
     /// The books have the answer; the store's record came back without it.
     Answered(String),
     /// An attempt decides.
-    By { verdict: Verdict, books: bool },
+    By {
+        verdict: Verdict,
+        books: bool,
+    },
     StillForSale,
 }
 

@@ -69,10 +69,7 @@ async fn seed_buyer(gateway: &Gateway, buyer: &Buyer) -> Result<(), SettleError>
     Ok(())
 }
 
-async fn missing_counters<'a>(
-    gateway: &Gateway,
-    buyer: &'a Buyer,
-) -> Result<Vec<(&'a Cap, CounterKey)>, SettleError> {
+async fn missing_counters<'a>(gateway: &Gateway, buyer: &'a Buyer) -> Result<Vec<(&'a Cap, CounterKey)>, SettleError> {
     let now = gateway.store.now();
     let keys: Vec<CounterKey> = buyer
         .caps

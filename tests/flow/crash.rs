@@ -16,7 +16,8 @@ use crate::support::{BuyerLine, Place, Process, attempts, client, get, lead, rou
 const CAP: u64 = 150;
 
 /// Short times, so that recovery is due within seconds.
-const QUICK: &str = "[forward]\nallow_private_addresses = true\ntimeout_ms = 300\nlate_answer_ms = 300\nlead_deadline_ms = 1000";
+const QUICK: &str =
+    "[forward]\nallow_private_addresses = true\ntimeout_ms = 300\nlate_answer_ms = 300\nlead_deadline_ms = 1000";
 
 fn buyers(stub: &StubBuyer) -> String {
     let cap = format!("timeout_ms = 300\n[[buyer.cap]]\nwindow = \"day\"\nleads = {CAP}");
@@ -82,7 +83,8 @@ async fn killed_ten_times(place: Place) {
     let load = Load::start(vec![gateway.intake]);
     for round in 0..10 {
         let before = load.count();
-        until(&format!("leads flow in round {round}"), Duration::from_secs(30), async || load.count() > before + 30).await;
+        until(&format!("leads flow in round {round}"), Duration::from_secs(30), async || load.count() > before + 30)
+            .await;
         gateway.kill();
         gateway.start();
         gateway.until_ready().await;
@@ -90,9 +92,11 @@ async fn killed_ten_times(place: Place) {
     let acknowledged = load.end().await;
     let ledger = place.ledger().await;
     for lead in &acknowledged {
-        until(&format!("acknowledged lead {lead} has its verdict in the books"), Duration::from_secs(60), async || {
-            matches!(ledger.lead(*lead).await, Ok(Some(row)) if row.status != LeadStatus::Pending)
-        })
+        until(
+            &format!("acknowledged lead {lead} has its verdict in the books"),
+            Duration::from_secs(60),
+            async || matches!(ledger.lead(*lead).await, Ok(Some(row)) if row.status != LeadStatus::Pending),
+        )
         .await;
     }
     let totals = ledger.totals().await.expect("totals");
@@ -107,7 +111,11 @@ async fn killed_ten_times(place: Place) {
     assert_eq!((totals.unbalanced_leads, totals.unbalanced_accounts), (0, 0), "P6");
     let caps = get(&client(), gateway.admin, "/v1/caps?buyer=capped").await.json();
     assert_eq!(caps["caps"][0]["used"].as_str(), Some(counted.to_string().as_str()), "P2: {caps} {totals:?}");
-    println!("{} acknowledged, {} accepted at the capped buyer, {counted} counted", acknowledged.len(), capped.accepted);
+    println!(
+        "{} acknowledged, {} accepted at the capped buyer, {counted} counted",
+        acknowledged.len(),
+        capped.accepted
+    );
     gateway.terminate();
     ledger.shut_down().await;
     place.backing.clean().await;

@@ -18,7 +18,9 @@ pub fn behaviours(list: &[&str]) -> Vec<PathBehaviour> {
 }
 
 fn three_buyers(stub: &StubBuyer) -> String {
-    let cap = |leads: u32| format!("[[buyer.cap]]\nwindow = \"day\"\nleads = {leads}\n[[buyer.cap]]\nwindow = \"hour\"\nleads = {leads}");
+    let cap = |leads: u32| {
+        format!("[[buyer.cap]]\nwindow = \"day\"\nleads = {leads}\n[[buyer.cap]]\nwindow = \"hour\"\nleads = {leads}")
+    };
     routing(&[
         BuyerLine { id: "first", url: stub.url("/first"), more: &cap(100), price: "25.00" },
         BuyerLine { id: "second", url: stub.url("/second"), more: &cap(300), price: "20.00" },
@@ -82,7 +84,8 @@ async fn headline(place: &Place, gateways: Vec<Gateway>, stub: &StubBuyer) {
         assert_eq!(attempts(&totals, buyer, "accepted"), sold, "{totals:?}");
     }
     assert_eq!((totals.unbalanced_leads, totals.unbalanced_accounts), (0, 0), "P6");
-    let balance = |account: &str| totals.balances.iter().find(|(a, ..)| a == account).map_or(0, |(_, _, micros)| *micros);
+    let balance =
+        |account: &str| totals.balances.iter().find(|(a, ..)| a == account).map_or(0, |(_, _, micros)| *micros);
     assert_eq!(balance("buyer:first"), -100 * 25_000_000);
     assert_eq!(balance("buyer:second"), -300 * 20_000_000);
     assert_eq!(balance("buyer:third"), -500 * 12_345_678);
@@ -173,7 +176,6 @@ async fn p1_headline_with_rough_buyers_on_servers() {
     let stub = StubBuyer::on_loopback(behaviours(&[ROUGH]), 7).await.expect("a stub buyer");
     let place = Place::servers().await;
     place.write_routing(&rough_buyers(&stub));
-    let gateways =
-        vec![place.start(SHORT_LATE).await, place.start(SHORT_LATE).await, place.start(SHORT_LATE).await];
+    let gateways = vec![place.start(SHORT_LATE).await, place.start(SHORT_LATE).await, place.start(SHORT_LATE).await];
     rough(place, gateways, &stub).await;
 }

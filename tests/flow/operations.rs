@@ -34,7 +34,10 @@ async fn f87_a_broken_routing_file_changes_nothing_and_a_good_one_everything() {
     for (what, text) in [
         ("half-written", good[..good.len() / 2].to_owned()),
         ("negative cap", good.replace("leads = 3", "leads = -1")),
-        ("missing buyer", good.replace("[[campaign.offer]]\nbuyer = \"sunco\"", "[[campaign.offer]]\nbuyer = \"gone\"")),
+        (
+            "missing buyer",
+            good.replace("[[campaign.offer]]\nbuyer = \"sunco\"", "[[campaign.offer]]\nbuyer = \"gone\""),
+        ),
         ("duplicated ids", format!("{good}\n[[campaign]]\nid = \"solar\"\ncurrency = \"USD\"\n")),
         ("not TOML", "= = =".to_owned()),
     ] {
@@ -73,7 +76,8 @@ async fn a_paused_buyer_gets_nothing_until_it_is_resumed() {
     assert_eq!(switch("resume").await, 200);
     assert_eq!(sold(&gateway, 2).await, "sold");
     assert_eq!(stub.stats("/b").received, 1);
-    let nobody = client().post(format!("http://{}/v1/buyers/nobody/pause", gateway.admin)).send().await.expect("an answer");
+    let nobody =
+        client().post(format!("http://{}/v1/buyers/nobody/pause", gateway.admin)).send().await.expect("an answer");
     assert_eq!(nobody.status().as_u16(), 404);
     gateway.app.shut_down().await;
 }
@@ -184,9 +188,11 @@ mod servers {
         assert_eq!(get(&client(), gateway.admin, "/readyz").await.status, 200, "leads can be taken");
         ledger.mend();
         let books = place.ledger().await;
-        until("everything is in the books", Duration::from_secs(30), async || {
-            matches!(books.totals().await, Ok(totals) if crate::support::leads(&totals, "sold") == 29)
-        })
+        until(
+            "everything is in the books",
+            Duration::from_secs(30),
+            async || matches!(books.totals().await, Ok(totals) if crate::support::leads(&totals, "sold") == 29),
+        )
         .await;
         assert_eq!(stub.stats("/b").accepted, 29);
         gateway.app.shut_down().await;

@@ -81,7 +81,8 @@ async fn a_buyer_that_answers_500_is_passed_over() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_buyer_that_answers_200_rejected_is_passed_over() {
-    let rig = rig("decline", "[buyer.answer]\naccepted = { path = \"/status\", in = [\"accepted\"] }\nreason = \"/reason\"");
+    let rig =
+        rig("decline", "[buyer.answer]\naccepted = { path = \"/status\", in = [\"accepted\"] }\nreason = \"/reason\"");
     rig.await.cascades(AttemptOutcome::Declined, "not interested").await;
 }
 
@@ -104,7 +105,9 @@ async fn f46_late_yes_after_the_lead_was_sold_elsewhere_is_counted_and_not_booke
     let ledger = rig.place.ledger().await;
     until("the late yes is in the books", Duration::from_secs(10), async || {
         let detail = ledger.lead_detail(answer.lead()).await.expect("books answer");
-        detail.is_some_and(|detail| detail.attempts.iter().any(|a| a.outcome == AttemptOutcome::LateAccepted && a.counted))
+        detail.is_some_and(|detail| {
+            detail.attempts.iter().any(|a| a.outcome == AttemptOutcome::LateAccepted && a.counted)
+        })
     })
     .await;
     let detail = closed(&ledger, answer.lead()).await;
@@ -121,8 +124,7 @@ async fn f46_late_yes_after_the_lead_was_sold_elsewhere_is_counted_and_not_booke
 async fn alone(on_timeout: &str, behaviour: &str) -> Rig {
     let stub = StubBuyer::on_loopback(behaviours(&[&format!("/bad={behaviour}")]), 1).await.expect("a stub buyer");
     let place = Place::embedded();
-    let more =
-        format!("timeout_ms = 200\non_timeout = \"{on_timeout}\"\n[[buyer.cap]]\nwindow = \"day\"\nleads = 5");
+    let more = format!("timeout_ms = 200\non_timeout = \"{on_timeout}\"\n[[buyer.cap]]\nwindow = \"day\"\nleads = 5");
     place.write_routing(&routing(&[BuyerLine { id: "bad", url: stub.url("/bad"), more: &more, price: "25.00" }]));
     let gateway = place.start(SHORT_LATE).await;
     Rig { place, gateway, stub }
@@ -133,7 +135,11 @@ async fn f46_late_yes_sells_a_lead_that_nobody_else_has_under_every_policy() {
     for policy in ["refund", "reserve", "hold"] {
         let rig = alone(policy, "late:450").await;
         let answer = rig.post().await;
-        assert_eq!(answer.text("status"), "pending", "{policy}: a lead is not closed while a late answer may still come");
+        assert_eq!(
+            answer.text("status"),
+            "pending",
+            "{policy}: a lead is not closed while a late answer may still come"
+        );
         let ledger = rig.place.ledger().await;
         let detail = closed(&ledger, answer.lead()).await;
         assert_eq!(detail.lead.status, LeadStatus::Sold, "{policy}");
@@ -258,7 +264,10 @@ async fn p10_every_candidate_is_explained_once() {
         ]
     );
     let full = &lead["explanation"]["candidates"][2]["values"];
-    assert_eq!((full["cap"].as_str(), full["limit"].as_str(), full["used"].as_str()), (Some("day"), Some("0"), Some("0")));
+    assert_eq!(
+        (full["cap"].as_str(), full["limit"].as_str(), full["used"].as_str()),
+        (Some("day"), Some("0"), Some("0"))
+    );
     gateway.app.shut_down().await;
 }
 

@@ -136,7 +136,8 @@ impl Place {
     pub fn spawn(&self, name: &str, more: &str) -> Process {
         let (intake, admin) = (free_port(), free_port());
         let config = self.write_config(name, intake, admin, more);
-        let mut process = Process { config, intake, admin, child: None, log: self.dir.path().join(format!("{name}.log")) };
+        let mut process =
+            Process { config, intake, admin, child: None, log: self.dir.path().join(format!("{name}.log")) };
         process.start();
         process
     }
@@ -209,9 +210,11 @@ impl Process {
     pub async fn until_ready(&self) {
         let url = format!("http://{}/readyz", self.admin);
         let client = client();
-        until("the gateway is ready", Duration::from_secs(30), async || {
-            matches!(client.get(&url).send().await, Ok(answer) if answer.status() == 200)
-        })
+        until(
+            "the gateway is ready",
+            Duration::from_secs(30),
+            async || matches!(client.get(&url).send().await, Ok(answer) if answer.status() == 200),
+        )
         .await;
     }
 

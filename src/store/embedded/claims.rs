@@ -79,7 +79,10 @@ impl State {
 
     pub(super) fn open_counts(&self) -> OpenCounts {
         let sum = |count: fn(&PartitionState) -> usize| self.partitions.iter().map(|p| count(p) as u64).sum();
-        OpenCounts { leads: sum(|partition| partition.open_leads.len()), leases: sum(|partition| partition.leases.len()) }
+        OpenCounts {
+            leads: sum(|partition| partition.open_leads.len()),
+            leases: sum(|partition| partition.leases.len()),
+        }
     }
 
     /// Moving the deadline is the claim: the next caller no longer finds the lead overdue.

@@ -143,7 +143,7 @@ async fn calls_that_come_together_share_a_sync_and_wait_for_it() {
             tokio::spawn(async move { store.admit(&admit(&store, LeadId::generate())).await })
         })
         .collect();
-    let is_all_there = || store.group.look(|state| state.open_lead_count()) == 51;
+    let is_all_there = || store.group.look(|state| state.open_counts().leads) == 51;
     while !is_all_there() {
         std::thread::yield_now();
     }

@@ -10,7 +10,9 @@ use super::take::read_reply;
 use super::{Bytes, RedisStore, Reply, first_word, millis, nth, unknown_reply};
 use crate::domain::event::{ClaimKey, Event, Life};
 use crate::domain::id::{LeadId, Partition, PublisherId};
-use crate::store::{Admission, Admit, Close, CloseReply, LeadState, OpenCounts, OverdueLead, StoreError, Take, TakeReply};
+use crate::store::{
+    Admission, Admit, Close, CloseReply, LeadState, OpenCounts, OverdueLead, StoreError, Take, TakeReply,
+};
 
 impl RedisStore {
     pub(super) async fn run_admit(&self, admit: &Admit) -> Result<Admission, StoreError> {

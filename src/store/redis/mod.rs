@@ -28,8 +28,8 @@ use self::ends::End;
 use self::keys::Keys;
 use self::setup::{JournalSize, Offset};
 use super::{
-    Admission, Admit, Close, CloseReply, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts, OverdueLead,
-    SeedReply, Store, StoreError, StoreHealth, Take, TakeReply,
+    Admission, Admit, Close, CloseReply, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts, OverdueLead, SeedReply,
+    Store, StoreError, StoreHealth, Take, TakeReply,
 };
 use crate::clock::SharedClock;
 use crate::domain::event::{Attempt, EntryId, JournalEntry, Life, Mark};
