@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
+use crate::domain::id::BuyerId;
 use crate::ledger::{AttemptRow, EntryRow, LeadDetail};
 
 /// The lead, its explanation, attempts and entries.
@@ -16,7 +17,7 @@ pub fn as_json(detail: &LeadDetail) -> Value {
         "campaign": lead.campaign.as_str(),
         "status": lead.status.as_str(),
         "reason": lead.reason,
-        "buyer": lead.buyer.as_ref().map(|buyer| buyer.as_str()),
+        "buyer": lead.buyer.as_ref().map(BuyerId::as_str),
         "price": lead.price.map(|price| price.to_string()),
         "payout": lead.payout.map(|payout| payout.to_string()),
         "currency": lead.currency.map(|currency| currency.as_str().to_owned()),

@@ -17,10 +17,10 @@ use crate::domain::explanation::Check;
 use crate::domain::id::{BuyerId, LeadId};
 use crate::domain::lead::Lead;
 use crate::domain::outcome::{AttemptOutcome, Sold, Verdict};
-use crate::domain::routing::Publisher;
+use crate::domain::routing::{Campaign, Publisher};
 use crate::filter::CompiledCampaign;
 use crate::intake::reply;
-use crate::lease::{self, Held};
+use crate::lease::{Held, TakeContext};
 use crate::store::{Admission, Admit, Close, CloseReply, Refusal, StoreError, Take, TakeCandidate, TakeReply};
 use crate::telemetry::{LeadMetrics, LeaseResult};
 
@@ -110,7 +110,7 @@ pub async fn walk(gateway: Arc<Gateway>, order: WalkOrder, progress: watch::Send
             After::NextBuyer => {}
             After::Final(verdict) => break verdict,
             After::Abandoned => return walk.leave_to_recovery(),
-            After::Closed { verdict, close, reply } => return walk.closed(&verdict, &close, reply),
+            After::Closed(closed) => return walk.closed(&closed.verdict, &closed.close, closed.reply),
         }
     };
     walk.close(verdict).await;
@@ -127,31 +127,31 @@ enum Leased {
 }
 
 /// A held lease and the offer it is for.
-pub struct HeldOffer {
+struct HeldOffer {
     /// Index into the campaign's offers.
-    pub offer: usize,
+    offer: usize,
     /// The lease.
-    pub held: Held,
+    held: Held,
 }
 
 /// One lead on its walk.
-pub struct Walk<'a> {
-    pub(crate) gateway: &'a Arc<Gateway>,
-    pub(crate) order: &'a WalkOrder,
-    pub(crate) campaign: &'a CompiledCampaign,
+struct Walk<'a> {
+    gateway: &'a Arc<Gateway>,
+    order: &'a WalkOrder,
+    campaign: &'a CompiledCampaign,
     filtered: Filtered,
     progress: watch::Sender<Progress>,
     /// Offers not tried yet, in the order they are to be tried.
     remaining: VecDeque<usize>,
     /// What happened to each candidate.
-    pub(crate) story: Story,
+    story: Story,
     /// Late answers that may still come.
-    pub(crate) late: LateBoard,
+    late: LateBoard,
     /// No attempt starts after it.
     deadline: Timestamp,
     attempts: u16,
-    /// The reply of a take that came with the admission.
-    first_take: Option<(Vec<usize>, Vec<TakeCandidate>, TakeReply)>,
+    /// A take's reply that was not read yet: the first one comes with the admission.
+    taken: Option<(Vec<usize>, Vec<TakeCandidate>, TakeReply)>,
 }
 
 impl<'a> Walk<'a> {
@@ -187,7 +187,7 @@ impl<'a> Walk<'a> {
             late: LateBoard::default(),
             deadline: start + gateway.config.forward.lead_deadline,
             attempts: u16::try_from(attempted.len()).unwrap_or(u16::MAX),
-            first_take: None,
+            taken: None,
         }
     }
 
@@ -208,7 +208,7 @@ impl<'a> Walk<'a> {
         let progress = match result {
             Ok((Admission::New, reply)) => {
                 self.metrics().received.increment(1);
-                self.first_take = reply.map(|reply| (offers, take.candidates, reply));
+                self.taken = reply.map(|reply| (offers, take.candidates, reply));
                 self.progress.send_replace(Progress::Admitted);
                 return true;
             }
@@ -253,6 +253,8 @@ impl<'a> Walk<'a> {
         let campaign = self.campaign.campaign();
         let mut indexes = Vec::new();
         let mut candidates = Vec::new();
+        let context = take_context(self.gateway, self.order, campaign);
+        let attempt = self.attempts + 1;
         let (remaining, story) = (&mut self.remaining, &mut self.story);
         remaining.retain(|&index| {
             if candidates.len() == CANDIDATES_PER_TAKE {
@@ -268,16 +270,7 @@ impl<'a> Walk<'a> {
                 return false;
             }
             indexes.push(index);
-            candidates.push(lease::candidate(
-                offer,
-                campaign,
-                self.order.publisher.payout,
-                &self.order.lead,
-                now,
-                self.attempts + 1,
-                self.gateway.config.forward.late_answer,
-                self.order.routing.version(),
-            ));
+            candidates.push(context.candidate(offer, now, attempt));
             true
         });
         let not_after = now + self.gateway.call_patience();
@@ -291,33 +284,31 @@ impl<'a> Walk<'a> {
             if let Some(sold) = self.late.sold() {
                 return Leased::Ended(Verdict::Sold(sold));
             }
-            let (offers, candidates, reply) = match self.first_take.take() {
-                Some(first) => first,
-                None => {
-                    if self.remaining.is_empty() {
-                        return Leased::Ended(self.when_nobody_is_left().await);
-                    }
-                    if self.attempts >= self.gateway.config.forward.attempts_max
-                        || self.gateway.clock.now() >= self.deadline
-                    {
-                        self.story.ended_by_deadline();
-                        return Leased::Ended(self.when_nobody_is_left().await);
-                    }
-                    let (offers, take) = self.next_take();
-                    if offers.is_empty() {
-                        continue;
-                    }
-                    match self.ask_store(&take).await {
-                        Some(reply) => (offers, take.candidates, reply),
-                        None => return Leased::Abandoned,
-                    }
+            if self.taken.is_none() {
+                if self.remaining.is_empty() {
+                    return Leased::Ended(self.when_nobody_is_left().await);
                 }
-            };
-            match self.read_take(&offers, &candidates, reply, &mut cures).await {
-                Some(held) => return Leased::Held(held),
-                None => continue,
+                if self.is_over() {
+                    self.story.ended_by_deadline();
+                    return Leased::Ended(self.when_nobody_is_left().await);
+                }
+                let (offers, take) = self.next_take();
+                if offers.is_empty() {
+                    continue;
+                }
+                let Some(reply) = self.ask_store(&take).await else { return Leased::Abandoned };
+                self.taken = Some((offers, take.candidates, reply));
+            }
+            let Some((offers, candidates, reply)) = self.taken.take() else { continue };
+            if let Some(held) = self.read_take(&offers, &candidates, reply, &mut cures).await {
+                return Leased::Held(held);
             }
         }
+    }
+
+    /// No attempt may start any more.
+    fn is_over(&self) -> bool {
+        self.attempts >= self.gateway.config.forward.attempts_max || self.gateway.clock.now() >= self.deadline
     }
 
     /// Asks until the store answers or the lead's time is over. A repeat finds the lease that the first call may have
@@ -351,7 +342,7 @@ impl<'a> Walk<'a> {
         reply: TakeReply,
         cures: &mut u32,
     ) -> Option<HeldOffer> {
-        let mut must_open = false;
+        let (mut must_open, mut is_in_wrong_window) = (false, false);
         let mut unseeded = Vec::new();
         for (position, refusal) in &reply.refused {
             let (Some(&index), Some(candidate)) = (offers.get(*position), candidates.get(*position)) else { continue };
@@ -384,7 +375,10 @@ impl<'a> Walk<'a> {
                     self.drop_candidate(index);
                 }
                 // The next take computes its windows from the store's clock anew.
-                Refusal::WrongWindow { store_now } => self.gateway.note_store_clock(*store_now),
+                Refusal::WrongWindow { store_now } => {
+                    is_in_wrong_window = true;
+                    self.gateway.note_store_clock(*store_now);
+                }
                 Refusal::Unseeded { .. } => {
                     metrics.lease.count(LeaseResult::Unseeded);
                     unseeded.push(index);
@@ -405,7 +399,9 @@ impl<'a> Walk<'a> {
             held.about.ordinal = self.attempts;
             return Some(HeldOffer { offer: index, held });
         }
-        *cures += 1;
+        if must_open || is_in_wrong_window || !unseeded.is_empty() {
+            *cures += 1;
+        }
         if must_open {
             self.gateway.open_partitions().await;
         }
@@ -428,7 +424,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Gives the lead its answer and tells whoever waits.
-    pub(crate) async fn close(mut self, verdict: Verdict) {
+    async fn close(mut self, verdict: Verdict) {
         let close = self.close_record(&verdict);
         let mut pause = self.gateway.backoff();
         loop {
@@ -443,7 +439,7 @@ impl<'a> Walk<'a> {
     }
 
     /// The close that goes with a verdict.
-    pub(crate) fn close_record(&mut self, verdict: &Verdict) -> Close {
+    fn close_record(&mut self, verdict: &Verdict) -> Close {
         let lead = &self.order.lead;
         let explanation = self.story.explain(self.campaign, lead, &self.order.routing, &self.filtered);
         for note in &explanation.candidates {
@@ -476,7 +472,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Tells whoever waits. Late answers that are still out are contested from here on.
-    pub(crate) fn closed(self, verdict: &Verdict, close: &Close, reply: CloseReply) {
+    fn closed(self, verdict: &Verdict, close: &Close, reply: CloseReply) {
         let lead = &self.order.lead;
         let body = match reply {
             CloseReply::Closed => {
@@ -497,6 +493,17 @@ impl<'a> Walk<'a> {
     fn leave_to_recovery(self) {
         tracing::warn!(lead = %self.order.lead.id, "walk cannot go on now; recovery will finish the lead");
         self.progress.send_replace(Progress::LeftToRecovery);
+    }
+}
+
+/// What is the same for every candidate of the lead.
+fn take_context<'a>(gateway: &Gateway, order: &'a WalkOrder, campaign: &'a Campaign) -> TakeContext<'a> {
+    TakeContext {
+        lead: &order.lead,
+        campaign,
+        payout: order.publisher.payout,
+        late_answer: gateway.config.forward.late_answer,
+        routing_version: order.routing.version(),
     }
 }
 

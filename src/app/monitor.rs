@@ -15,12 +15,11 @@ use crate::status::shown;
 use crate::store::CounterKey;
 use crate::telemetry::cap_value;
 
-const EVERY: Duration = Duration::from_secs(1);
 /// A look that takes longer counts as "does not answer".
 const PATIENCE: Duration = Duration::from_millis(1500);
 /// Pauses made by other gateways are seen within a second (contract).
 const PAUSES_EVERY: Duration = Duration::from_millis(500);
-const HOUSE_EVERY: Duration = Duration::from_secs(600);
+const HOUSE_EVERY: Duration = Duration::from_mins(10);
 /// Payloads removed in one step: small, so that settlement is never held up.
 const PAYLOADS_MAX: usize = 500;
 
@@ -36,10 +35,10 @@ pub async fn run(gateway: Arc<Gateway>) {
         rounds = rounds.wrapping_add(1);
         count_settled(&gateway, &mut counted);
         read_pauses(&gateway).await;
-        if rounds % 2 == 0 {
+        if rounds.is_multiple_of(2) {
             look_once(&gateway).await;
         }
-        if rounds % 10 == 0 {
+        if rounds.is_multiple_of(10) {
             show_caps(&gateway).await;
         }
     }

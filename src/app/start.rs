@@ -31,7 +31,7 @@ use crate::store::{Store, StoreError};
 use crate::telemetry::Telemetry;
 
 /// An end mark outlives every possible caller by this much.
-const END_MARK_SLACK: Duration = Duration::from_secs(600);
+const END_MARK_SLACK: Duration = Duration::from_mins(10);
 
 /// Usage rows older than this belong to windows that have ended in every zone, `total` apart.
 const USAGE_KEPT: jiff::SignedDuration = jiff::SignedDuration::from_hours(24 * 40);

@@ -1,5 +1,6 @@
 //! `capgate demo`: the main job in one process and one command, with the headline test and its proof.
 
+use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
@@ -7,7 +8,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use sha2::{Digest, Sha256};
 
 use super::stress::{self, Pace, StressPlan, StressReport};
 use super::stub_buyer::StubBuyer;
@@ -100,11 +100,14 @@ fn configuration(folder: &Path) -> Result<Config, String> {
 }
 
 fn routing(stub: &StubBuyer) -> String {
-    let hash: String = Sha256::digest(KEY).iter().map(|byte| format!("{byte:02x}")).collect();
-    let mut text =
-        format!("[[publisher]]\nid = \"acme\"\nkeys_sha256 = [\"{hash}\"]\npayout = {{ percent = \"70\" }}\n");
+    let mut text = format!(
+        "[[publisher]]\nid = \"acme\"\nkeys_sha256 = [\"{}\"]\npayout = {{ percent = \"70\" }}\n",
+        super::key::hash_hex(KEY)
+    );
+    // Writing into a String cannot fail.
     for buyer in &BUYERS {
-        text += &format!(
+        let _ = write!(
+            text,
             "[[buyer]]\nid = \"{}\"\nurl = \"{}\"\ntimezone = \"America/New_York\"\n[buyer.answer]\naccepted = {{ path = \
              \"/status\", in = [\"accepted\"] }}\n[[buyer.cap]]\nwindow = \"day\"\nleads = {}\n",
             buyer.id,
@@ -114,7 +117,8 @@ fn routing(stub: &StubBuyer) -> String {
     }
     text += "[[campaign]]\nid = \"solar\"\ncurrency = \"USD\"\nrequired = [\"phone\"]\n";
     for (index, buyer) in BUYERS.iter().enumerate() {
-        text += &format!(
+        let _ = write!(
+            text,
             "[[campaign.offer]]\nbuyer = \"{}\"\nprice = \"{}\"\npriority = {}\n",
             buyer.id,
             buyer.price,

@@ -25,7 +25,7 @@ pub fn run() -> ExitCode {
 }
 
 /// SHA-256 of a key as the routing file holds it.
-fn hash_hex(key: &str) -> String {
+pub(super) fn hash_hex(key: &str) -> String {
     hex(&Sha256::digest(key.as_bytes()))
 }
 

@@ -48,29 +48,37 @@ pub fn demands(buyer: &Buyer, lead: &Lead, price_max: Micros, at: Timestamp) -> 
         .collect()
 }
 
-/// One buyer as the store's take wants it.
-#[must_use]
-pub fn candidate(
-    offer: &Offer,
-    campaign: &Campaign,
-    payout: Payout,
-    lead: &Lead,
-    at: Timestamp,
-    ordinal: u16,
-    late_answer: Duration,
-    routing_version: u64,
-) -> TakeCandidate {
-    TakeCandidate {
-        buyer: offer.buyer.id.clone(),
-        demands: demands(&offer.buyer, lead, offer.price_max, at),
-        lease_for: lease_for(&offer.buyer, late_answer),
-        about: AttemptInfo {
-            publisher: lead.publisher.clone(),
-            campaign: campaign.id.clone(),
-            ordinal,
-            terms: Terms::new(offer.price, offer.price_max, payout, campaign.currency),
-        },
-        routing_version,
+/// What is the same for every candidate of a lead.
+#[derive(Debug, Clone, Copy)]
+pub struct TakeContext<'a> {
+    /// The lead.
+    pub lead: &'a Lead,
+    /// Its campaign.
+    pub campaign: &'a Campaign,
+    /// The publisher's rule.
+    pub payout: Payout,
+    /// How long late answers are awaited.
+    pub late_answer: Duration,
+    /// Goes with every take.
+    pub routing_version: u64,
+}
+
+impl TakeContext<'_> {
+    /// One buyer as the store's take wants it, with the windows that `at` falls into.
+    #[must_use]
+    pub fn candidate(&self, offer: &Offer, at: Timestamp, ordinal: u16) -> TakeCandidate {
+        TakeCandidate {
+            buyer: offer.buyer.id.clone(),
+            demands: demands(&offer.buyer, self.lead, offer.price_max, at),
+            lease_for: lease_for(&offer.buyer, self.late_answer),
+            about: AttemptInfo {
+                publisher: self.lead.publisher.clone(),
+                campaign: self.campaign.id.clone(),
+                ordinal,
+                terms: Terms::new(offer.price, offer.price_max, self.payout, self.campaign.currency),
+            },
+            routing_version: self.routing_version,
+        }
     }
 }
 

@@ -17,9 +17,16 @@ pub(super) enum After {
     /// The walk is over; the lead has to be closed.
     Final(Verdict),
     /// The walk is over and the lead was closed together with the commit.
-    Closed { verdict: Verdict, close: Close, reply: CloseReply },
+    Closed(Box<ClosedWithCommit>),
     /// The walk cannot go on in this gateway.
     Abandoned,
+}
+
+/// A lead that got its answer in the step that committed its sale.
+pub(super) struct ClosedWithCommit {
+    pub verdict: Verdict,
+    pub close: Close,
+    pub reply: CloseReply,
 }
 
 /// Which verb ends the lease.
@@ -81,7 +88,7 @@ impl Walk<'_> {
             }
         };
         match (commit, closed) {
-            (_, Some(reply)) => After::Closed { verdict, close, reply },
+            (_, Some(reply)) => After::Closed(Box::new(ClosedWithCommit { verdict, close, reply })),
             // A repeat of a commit whose reply was lost.
             (EndReply::Already(_) | EndReply::Done, None) => After::Final(verdict),
             // Recovery was faster: it took this gateway for dead. The unit counts once, and the lead is sold by this yes if

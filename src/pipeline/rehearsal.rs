@@ -5,13 +5,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::story::{Filtered, Story};
-use super::{Progress, WalkOrder};
+use super::{Progress, WalkOrder, take_context};
 use crate::app::Gateway;
 use crate::domain::event::{Closed, Received, SaleMoney};
 use crate::domain::explanation::Check;
 use crate::domain::outcome::{AttemptOutcome, Sold, Verdict};
 use crate::intake::reply;
-use crate::lease;
 use crate::store::{Admission, Admit, Close, CounterKey, StoreError, TakeCandidate};
 
 /// Decides a test lead and records it with `test = 1`.
@@ -23,6 +22,7 @@ pub async fn rehearse(gateway: &Arc<Gateway>, order: &WalkOrder) -> Progress {
     let campaign = compiled.campaign();
     let now = gateway.store.now();
     let filtered = Filtered::new(compiled, lead, now, gateway.paused.load_full());
+    let context = take_context(gateway, order, campaign);
     let mut story = Story::default();
     let mut verdict = None;
     for &index in &filtered.candidates.ranked {
@@ -31,16 +31,7 @@ pub async fn rehearse(gateway: &Arc<Gateway>, order: &WalkOrder) -> Progress {
             story.skipped(index, Check::Breaker, [("rest_s", rest.as_secs().to_string())]);
             continue;
         }
-        let candidate = lease::candidate(
-            offer,
-            campaign,
-            order.publisher.payout,
-            lead,
-            now,
-            1,
-            gateway.config.forward.late_answer,
-            order.routing.version(),
-        );
+        let candidate = context.candidate(offer, now, 1);
         let full = match first_full(gateway, &candidate).await {
             Ok(full) => full,
             Err(error) => {

@@ -84,7 +84,7 @@ async fn f26_the_whole_walk_stays_in_one_slot_per_step() {
     let mut overdue = admit(&store, LeadId::generate(), None);
     overdue.deadline = store.now() - SignedDuration::from_secs(1);
     assert_eq!(store.admit(&overdue).await, Ok(Admission::New));
-    assert_eq!(store.open_lead_count().await, Ok(1));
+    assert_eq!(store.open_counts().await.map(|open| open.leads), Ok(1));
     let mut entries = 0;
     for number in 0..store.partitions() {
         let partition = Partition(number);
