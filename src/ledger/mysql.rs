@@ -138,11 +138,12 @@ impl Database for MysqlDatabase {
         let away = |error| LedgerError::from(classify(&error));
         // Detached, so that the lock below ends with it whatever happens.
         let mut connection = self.pool.acquire().await.map_err(away)?.detach();
-        let locked: Option<i64> = sqlx::query_scalar("SELECT GET_LOCK(CONCAT('capgate:', MD5(DATABASE())), ?)")
-            .bind(i64::try_from(STATEMENT_TIMEOUT.as_secs()).unwrap_or(i64::MAX))
-            .fetch_one(&mut connection)
-            .await
-            .map_err(away)?;
+        let locked: Option<i64> =
+            sqlx::query_scalar("SELECT GET_LOCK(CONCAT('capgate:', LEFT(SHA2(DATABASE(), 256), 48)), ?)")
+                .bind(i64::try_from(STATEMENT_TIMEOUT.as_secs()).unwrap_or(i64::MAX))
+                .fetch_one(&mut connection)
+                .await
+                .map_err(away)?;
         if locked != Some(1) {
             return Err(LedgerError::NotDone("another gateway is still migrating the ledger".to_owned()));
         }

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use capgate::clock::SystemClock;
 use capgate::domain::event::{EntryId, Event, JournalEntry, Life, Mark};
 use capgate::domain::id::{BuyerId, CapId, LeadId, Partition, PublisherId};
@@ -143,7 +142,7 @@ fn settler(books: &Books, store: &Arc<Journals>, rows_max: usize) -> Settler {
     })
 }
 
-async fn until<F: Future<Output = bool>>(what: &str, mut is_so: impl FnMut() -> F) {
+async fn until<F: Future<Output = bool>>(what: &str, is_so: impl Fn() -> F) {
     let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
     while !is_so().await {
         assert!(tokio::time::Instant::now() < deadline, "{what} never came");
@@ -159,14 +158,14 @@ async fn f76_the_journal_keeps_everything_while_the_ledger_is_away() {
         let status = settler.status();
         let stop = CancellationToken::new();
         let running = tokio::spawn(settler.run(stop.clone()));
-        until("the first round", || async { status.borrow().settled_to.is_some() }).await;
+        until("the first round", async || status.borrow().settled_to.is_some()).await;
         books.raw.run("ALTER TABLE settlement_marks RENAME TO elsewhere").await;
         store.append_all(sale(LeadId::generate(), "acme", "sunco"));
-        until("the trouble", || async { status.borrow().trouble == Some(Trouble::Schema) }).await;
+        until("the trouble", async || status.borrow().trouble == Some(Trouble::Schema)).await;
         assert!(!status.borrow().is_ledger_up());
         assert_eq!(store.journal.len(), 3, "an entry was trimmed before it was settled");
         books.raw.run("ALTER TABLE elsewhere RENAME TO settlement_marks").await;
-        until("an empty journal", || async { store.journal.len() == 0 }).await;
+        until("an empty journal", async || store.journal.len() == 0).await;
         let now = status.borrow().clone();
         assert_eq!((now.trouble, now.entries, now.rows["leads"]), (None, 3, 1));
         stop.cancel();
@@ -231,7 +230,7 @@ async fn f71_a_caller_that_gives_up_does_not_cut_a_round() {
             tokio::select! { biased; _ = &mut given_up => break, () = std::future::ready(()) => {} }
         }
         drop(given_up);
-        until("the next round", || async { settler.settle_once().await.is_ok() && store.journal.len() == 0 }).await;
+        until("the next round", async || settler.settle_once().await.is_ok() && store.journal.len() == 0).await;
         assert_eq!(books.ledger.totals().await.unwrap().leads, [("sold".to_owned(), 1)]);
     })
     .await;

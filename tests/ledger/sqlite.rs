@@ -20,7 +20,7 @@ pub async fn open() -> Books {
     let place = path.to_str().unwrap().to_owned();
     let ledger = open_ledger(&place).await;
     let raw = SqlitePool::connect_with(SqliteConnectOptions::new().filename(&path)).await.unwrap();
-    Books { ledger, raw: Raw::Sqlite(raw), place, keep: Some(folder) }
+    Books { ledger, raw: Raw::Sqlite(raw), place, folder: Some(folder) }
 }
 
 crate::all_behaviours!(crate::sqlite::open);

@@ -14,8 +14,8 @@ pub struct Books {
     pub raw: Raw,
     /// Where it is, for opening it again: a path or a URL.
     pub place: String,
-    /// Lives as long as the test.
-    pub keep: Option<tempfile::TempDir>,
+    /// Removed with the books.
+    pub folder: Option<tempfile::TempDir>,
 }
 
 /// Direct access, past the code under test.
@@ -166,6 +166,9 @@ pub async fn run<F: Future<Output = ()> + Send + 'static>(books: Books, test: im
     books.ledger.shut_down().await;
     #[cfg(feature = "server-tests")]
     crate::mysql::remove(&books).await;
+    if let Some(folder) = Arc::into_inner(books).and_then(|books| books.folder) {
+        folder.close().unwrap();
+    }
     if let Err(error) = result {
         std::panic::resume_unwind(error.into_panic());
     }
