@@ -3,10 +3,10 @@
 
 mod admin_client;
 mod caps;
-mod check;
+pub mod check;
 pub mod demo;
 mod explain;
-mod key;
+pub mod key;
 mod migrate;
 mod serve;
 pub mod stress;

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use super::session::{DbError, Dialect, Session, Set, Value};
+use crate::domain::id::{BuyerId, CampaignId, PublisherId};
 use crate::domain::event::{Closed, Mark};
 use crate::domain::money::Currency;
 use crate::domain::outcome::LeadStatus;
