@@ -4,5 +4,6 @@
 
 mod behaviours;
 mod embedded;
+mod embedded_file;
 mod store;
 mod support;
