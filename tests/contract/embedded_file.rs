@@ -17,15 +17,18 @@ async fn torn_end_is_cut_off_and_nothing_else() {
     let (folder, path) = journal();
     let store = open(&path);
     begin_lives(&store).await;
-    let (first, second) = (LeadId::generate(), LeadId::generate());
-    assert_eq!(store.admit(&admit(&store, first, None)).await, Ok(Admission::New));
-    let acknowledged = usize::try_from(fs::metadata(&path).unwrap().len()).unwrap();
-    assert_eq!(store.admit(&admit(&store, second, None)).await, Ok(Admission::New));
+    let [first, second, third] = [(); 3].map(|()| LeadId::generate());
+    let mut sizes = Vec::new();
+    for lead in [first, second, third] {
+        assert_eq!(store.admit(&admit(&store, lead, None)).await, Ok(Admission::New));
+        sizes.push(usize::try_from(fs::metadata(&path).unwrap().len()).unwrap());
+    }
     drop(store);
-    let whole = fs::read(&path).unwrap();
+    let (whole, acknowledged) = (fs::read(&path).unwrap(), sizes[0]);
     let torn_path = folder.path().join("torn.db");
-    let mut ends: Vec<Vec<u8>> = (acknowledged..whole.len()).step_by(13).map(|cut| whole[..cut].to_vec()).collect();
-    // Pages of one batch may reach the disk in any order: zeros where the rest was to be, or a damaged part.
+    let mut ends: Vec<Vec<u8>> = (acknowledged..sizes[1]).step_by(13).map(|cut| whole[..cut].to_vec()).collect();
+    // Pages of one batch may reach the disk in any order: zeros where the rest was to be, or a damaged part before a good
+    // one, which must not come back to life when something as long is written over the damage.
     ends.push([&whole[..acknowledged], &[0; 4096]].concat());
     let mut damaged = whole.clone();
     damaged[acknowledged + 20] ^= 1;
@@ -36,6 +39,7 @@ async fn torn_end_is_cut_off_and_nothing_else() {
             let store = open(&torn_path);
             assert_eq!(store.lead_state(&publisher(), first).await, Ok(Some(LeadState::Running)));
             assert_eq!(store.lead_state(&publisher(), second).await.unwrap().is_some(), has_more);
+            assert_eq!(store.lead_state(&publisher(), third).await, Ok(None));
             begin_lives(&store).await;
             assert_eq!(store.admit(&admit(&store, second, None)).await, Ok(Admission::New));
         }
