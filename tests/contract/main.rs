@@ -1,9 +1,10 @@
-//! One list of behaviours, run on every store and every ledger.
+//! One list of behaviours, run on every store.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "helpers of tests are tests")]
 
 mod behaviours;
 mod embedded;
+mod embedded_file;
 #[cfg(feature = "server-tests")]
 mod redis;
 #[cfg(feature = "server-tests")]

@@ -221,14 +221,15 @@ impl Writer {
                 }
                 return if inner.is_stopping { Work::Stop } else { Work::Heal };
             }
+            // Before the batches: under load there is always another one, and what gathers meanwhile is bounded.
+            if std::mem::take(&mut inner.is_rewrite_ready) {
+                return Work::RewriteReady;
+            }
             if !inner.pending.is_empty() {
                 return Work::Batch(std::mem::take(&mut inner.pending), inner.last);
             }
             if inner.is_stopping {
                 return Work::Stop;
-            }
-            if std::mem::take(&mut inner.is_rewrite_ready) {
-                return Work::RewriteReady;
             }
             self.group.work.wait(&mut inner);
         }
