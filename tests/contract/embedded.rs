@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use capgate::clock::{Clock, ManualClock, SystemClock};
-use capgate::domain::event::{EntryId, Event, Life, Mark};
+use capgate::domain::event::{EntryId, Event, Mark};
 use capgate::domain::id::{LeadId, Partition};
 use capgate::ledger::UsageRow;
 use capgate::store::embedded::{EmbeddedOptions, EmbeddedStore};
@@ -22,15 +22,15 @@ use crate::support::{
     eventually, money_demand, past_window, publisher, running_window, seed, start_mark, take, take_one, used,
 };
 
-fn options(partitions: u16, journal_entries_max: u64) -> EmbeddedOptions {
-    EmbeddedOptions { partitions, journal_entries_max, end_mark_ttl: Duration::from_secs(600) }
+pub fn options(partitions: u16, journal_entries_max: u64) -> EmbeddedOptions {
+    EmbeddedOptions { partitions, journal_entries_max, end_mark_ttl: Duration::from_mins(10) }
 }
 
-fn open_with(path: &Path, marks: &[Mark], usage: &[UsageRow]) -> Result<EmbeddedStore, StoreError> {
+pub fn open_with(path: &Path, marks: &[Mark], usage: &[UsageRow]) -> Result<EmbeddedStore, StoreError> {
     EmbeddedStore::open(path, options(4, 1_000_000), Arc::new(SystemClock), marks, usage)
 }
 
-fn open(path: &Path) -> EmbeddedStore {
+pub fn open(path: &Path) -> EmbeddedStore {
     open_with(path, &[], &[]).unwrap()
 }
 
@@ -60,7 +60,7 @@ impl Harness for Embedded {
 
 crate::store_contract!(Embedded);
 
-fn journal() -> (tempfile::TempDir, PathBuf) {
+pub fn journal() -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("journal.db");
     (folder, path)
@@ -214,95 +214,6 @@ async fn p2_counters_are_rebuilt_from_usage_journal_and_leases() {
     // And of less: a cap's past from before it existed is in no usage row, so the higher count stays (P1).
     let store = open_with(&path, &[mark], &exact).unwrap();
     assert_eq!(used(&store, &who, "day", window).await, Some(22));
-}
-
-#[tokio::test]
-async fn torn_end_is_cut_off_and_nothing_else() {
-    let (folder, path) = journal();
-    let store = open(&path);
-    begin_lives(&store).await;
-    let (first, second) = (LeadId::generate(), LeadId::generate());
-    assert_eq!(store.admit(&admit(&store, first, None)).await, Ok(Admission::New));
-    let acknowledged = usize::try_from(fs::metadata(&path).unwrap().len()).unwrap();
-    assert_eq!(store.admit(&admit(&store, second, None)).await, Ok(Admission::New));
-    drop(store);
-    let whole = fs::read(&path).unwrap();
-    let torn_path = folder.path().join("torn.db");
-    let mut ends: Vec<Vec<u8>> = (acknowledged..whole.len()).step_by(13).map(|cut| whole[..cut].to_vec()).collect();
-    // Pages of one batch may reach the disk in any order: zeros where the rest was to be, or a damaged part.
-    ends.push([&whole[..acknowledged], &[0; 4096]].concat());
-    let mut damaged = whole.clone();
-    damaged[acknowledged + 20] ^= 1;
-    ends.push(damaged);
-    for torn in ends {
-        fs::write(&torn_path, &torn).unwrap();
-        for has_more in [false, true] {
-            let store = open(&torn_path);
-            assert_eq!(store.lead_state(&publisher(), first).await, Ok(Some(LeadState::Running)));
-            assert_eq!(store.lead_state(&publisher(), second).await.unwrap().is_some(), has_more);
-            begin_lives(&store).await;
-            assert_eq!(store.admit(&admit(&store, second, None)).await, Ok(Admission::New));
-        }
-    }
-}
-
-#[tokio::test]
-async fn second_process_is_refused() {
-    let (_folder, path) = journal();
-    let store = open(&path);
-    match open_with(&path, &[], &[]) {
-        Err(StoreError::NotDone(reason)) => assert!(reason.contains("in use by another process"), "{reason}"),
-        other => panic!("{other:?}"),
-    }
-    store.shut_down().await;
-    let _second = open(&path);
-    let late = store.admit(&admit(&store, LeadId::generate(), None)).await;
-    assert_eq!(late, Err(StoreError::NotDone("shutting down".into())));
-}
-
-#[tokio::test]
-async fn file_that_is_not_ours_is_refused_and_left_alone() {
-    let (_folder, path) = journal();
-    drop(open(&path));
-    match EmbeddedStore::open(&path, options(8, 10), Arc::new(SystemClock), &[], &[]) {
-        Err(StoreError::Bug(reason)) => assert!(reason.contains("4 partitions"), "{reason}"),
-        other => panic!("{other:?}"),
-    }
-    let foreign = b"SQLite format 3\0 and so on, much longer than a frame's head".to_vec();
-    fs::write(&path, &foreign).unwrap();
-    assert!(matches!(open_with(&path, &[], &[]), Err(StoreError::Bug(_))));
-    assert_eq!(fs::read(&path).unwrap(), foreign);
-}
-
-#[tokio::test]
-async fn p8_file_older_than_the_ledger_has_no_life() {
-    let (folder, path) = journal();
-    let store = open(&path);
-    begin_lives(&store).await;
-    let (first, second) = (LeadId::generate(), LeadId::generate());
-    assert_eq!(store.admit(&admit(&store, first, None)).await, Ok(Admission::New));
-    let copy = folder.path().join("copy.db");
-    fs::copy(&path, &copy).unwrap();
-    assert_eq!(store.admit(&admit(&store, second, None)).await, Ok(Admission::New));
-    let mut mark = start_mark(&store, "acme");
-    mark.entry = store.journal_tip(mark.partition).await.unwrap();
-    drop(store);
-
-    let store = open_with(&path, &[mark], &[]).unwrap();
-    assert_eq!(store.life(mark.partition).await, Ok(Some(LIFE)), "settled to its end is not rolled back");
-    assert_eq!(store.read_journal(&Mark { entry: EntryId::default(), ..mark }, 10).await, Ok(vec![]));
-    drop(store);
-
-    for lost in [&copy, &folder.path().join("new.db")] {
-        let store = open_with(lost, &[mark], &[]).unwrap();
-        assert_eq!(store.life(mark.partition).await, Ok(None));
-        assert_eq!(store.begin_life(mark.partition, Life(2)).await, Ok(Life(2)));
-        assert_eq!(store.journal_tip(mark.partition).await, Ok(EntryId::default()));
-        assert_eq!(store.admit(&admit(&store, LeadId::generate(), None)).await, Ok(Admission::New));
-        drop(store);
-        let store = open_with(lost, &[Mark { life: Life(2), entry: EntryId::default(), ..mark }], &[]).unwrap();
-        assert_eq!(store.life(mark.partition).await, Ok(Some(Life(2))));
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -16,7 +16,7 @@ use jiff::{SignedDuration, Timestamp};
 pub const LIFE: Life = Life(1);
 
 /// How long claims and answers are kept in tests.
-pub const RETENTION: Duration = Duration::from_secs(3600);
+pub const RETENTION: Duration = Duration::from_hours(1);
 
 pub fn publisher() -> PublisherId {
     PublisherId::new("acme").unwrap()
@@ -105,7 +105,7 @@ pub fn candidate(buyer: &BuyerId, demands: Vec<Demand>) -> TakeCandidate {
     TakeCandidate {
         buyer: buyer.clone(),
         demands,
-        lease_for: Duration::from_secs(60),
+        lease_for: Duration::from_mins(1),
         about: AttemptInfo {
             publisher: publisher(),
             campaign: CampaignId::new("solar").unwrap(),

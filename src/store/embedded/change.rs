@@ -276,7 +276,7 @@ mod tests {
             partition: 3,
             number,
             change: Change::Trim { life: Life(2), entry: EntryId { ms: 5, seq: 1 } },
-            event: (number % 2 == 0).then(|| Bytes::from_static(b"{\"v\":1}")),
+            event: number.is_multiple_of(2).then(|| Bytes::from_static(b"{\"v\":1}")),
         }
     }
 

@@ -17,6 +17,7 @@ use parking_lot::{Condvar, Mutex};
 use tokio::sync::{Notify, watch};
 
 use super::file::{Faults, JournalFile, Replacement};
+use super::partition::PartitionState;
 use super::state::State;
 use crate::store::StoreError;
 
@@ -220,14 +221,15 @@ impl Writer {
                 }
                 return if inner.is_stopping { Work::Stop } else { Work::Heal };
             }
+            // Before the batches: under load there is always another one, and what gathers meanwhile is bounded.
+            if std::mem::take(&mut inner.is_rewrite_ready) {
+                return Work::RewriteReady;
+            }
             if !inner.pending.is_empty() {
                 return Work::Batch(std::mem::take(&mut inner.pending), inner.last);
             }
             if inner.is_stopping {
                 return Work::Stop;
-            }
-            if std::mem::take(&mut inner.is_rewrite_ready) {
-                return Work::RewriteReady;
             }
             self.group.work.wait(&mut inner);
         }
@@ -245,7 +247,7 @@ impl Writer {
         let (snapshots, number) = {
             let mut inner = self.group.inner.lock();
             inner.pending.clear();
-            let snapshots: Vec<_> = inner.state.partitions.iter().map(|partition| partition.snapshot()).collect();
+            let snapshots: Vec<_> = inner.state.partitions.iter().map(PartitionState::snapshot).collect();
             (snapshots, inner.last)
         };
         let partitions = u16::try_from(snapshots.len()).unwrap_or(u16::MAX);

@@ -224,19 +224,19 @@ fn counts_of(event: &Attempt, mark: EndMark) -> Vec<WindowAmount> {
 
 fn as_open(lease: &Lease) -> OpenLease {
     // Cannot fail because every instant here was made from a timestamp, or is held within their range.
-    let at_us = |us: i64| Timestamp::from_microsecond(us).unwrap_or(Timestamp::MAX);
-    let at_ms = |ms: i64| Timestamp::from_millisecond(ms).unwrap_or(Timestamp::MAX);
+    let by_us = |us: i64| Timestamp::from_microsecond(us).unwrap_or(Timestamp::MAX);
+    let instant = |ms: i64| Timestamp::from_millisecond(ms).unwrap_or(Timestamp::MAX);
     let charge = |held: &Held| Charge {
         cap: held.cap.clone(),
-        window: Window { start: at_ms(held.start_ms), end: held.end_ms.map(at_ms) },
+        window: Window { start: instant(held.start_ms), end: held.end_ms.map(instant) },
         amount: held.amount,
     };
     OpenLease {
         key: lease.key.clone(),
         charges: lease.held.iter().map(charge).collect(),
         about: lease.about.clone(),
-        taken_at: at_us(lease.taken_at_us),
-        deadline: at_us(lease.deadline_us),
+        taken_at: by_us(lease.taken_at_us),
+        deadline: by_us(lease.deadline_us),
         gives_back: lease.gives_back,
     }
 }

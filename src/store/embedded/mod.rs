@@ -29,10 +29,12 @@ use crate::ledger::UsageRow;
 
 mod change;
 mod claims;
+mod counters;
 mod file;
 mod group;
 mod leases;
 mod partition;
+mod snapshot;
 mod start;
 mod state;
 #[cfg(test)]

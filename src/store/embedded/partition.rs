@@ -4,17 +4,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use bytes::Bytes;
 
-use super::change::{Change, CounterRecord, Effect, Held, Lease, Record};
+use super::change::{Change, Effect, Lease, Record};
+use super::counters::{Buyer, CapCounters, Moves};
 use crate::domain::event::{ClaimKey, EntryId, Life, WindowAmount};
 use crate::domain::id::{BuyerId, CapId, LeadId, PublisherId};
 use crate::domain::lease::{EndMark, LeaseKey};
 
 /// How many expired things one call removes at most. Above one, so that nothing piles up: a call adds at most two.
 const PURGE_COUNT_MAX: usize = 8;
-/// Counters outlive their window this long, so that late refunds and reconciliation still see them (F01).
-const COUNTER_SLACK_MS: i64 = 2 * 24 * 3_600_000;
-/// Longest window with an end, for counters whose end is not known.
-const WINDOW_MS_MAX: i64 = 32 * 24 * 3_600_000;
 /// What a small record takes in the file, roughly.
 const SMALL_RECORD_BYTES: u64 = 320;
 
@@ -42,51 +39,6 @@ pub(super) struct Ended {
     pub(super) mark: EndMark,
     pub(super) counts: Vec<WindowAmount>,
     pub(super) expires_ms: i64,
-}
-
-/// One window's counter.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Counter {
-    pub(super) used: u64,
-    pub(super) end_ms: Option<i64>,
-}
-
-/// A cap's counters by window start.
-#[derive(Debug, Default)]
-pub(super) struct CapCounters {
-    pub(super) windows: BTreeMap<i64, Counter>,
-    /// Start of the newest window that had a counter.
-    pub(super) newest_ms: Option<i64>,
-}
-
-impl CapCounters {
-    fn set(&mut self, start_ms: i64, end_ms: Option<i64>, used: u64) {
-        self.windows.insert(start_ms, Counter { used, end_ms });
-        self.newest_ms = self.newest_ms.max(Some(start_ms));
-    }
-
-    fn charge(&mut self, held: &Held, now_ms: i64) {
-        if !self.windows.contains_key(&held.start_ms) {
-            self.set(held.start_ms, held.end_ms, 0);
-            // New windows are what makes a cap grow, so this is where the old ones go.
-            self.windows.retain(|start_ms, counter| {
-                let end_ms = counter.end_ms.or((*start_ms != 0).then(|| start_ms.saturating_add(WINDOW_MS_MAX)));
-                end_ms.is_none_or(|end_ms| end_ms.saturating_add(COUNTER_SLACK_MS) > now_ms)
-            });
-        }
-        if let Some(counter) = self.windows.get_mut(&held.start_ms) {
-            counter.used = counter.used.saturating_add(held.amount);
-            counter.end_ms = held.end_ms;
-        }
-    }
-}
-
-/// What is known of a buyer.
-#[derive(Debug, Default)]
-pub(super) struct Buyer {
-    /// Newest routing version seen.
-    pub(super) version: u64,
-    pub(super) caps: HashMap<CapId, CapCounters>,
 }
 
 /// An event that waits for settlement.
@@ -121,9 +73,9 @@ enum Expiring {
 /// Everything in one partition.
 #[derive(Debug, Default)]
 pub(super) struct PartitionState {
-    index: u16,
+    pub(super) index: u16,
     /// Number of the last change.
-    number: u64,
+    pub(super) number: u64,
     /// The life of the data.
     pub(super) life: Option<Life>,
     /// The life that this process works under; not in the file.
@@ -198,18 +150,16 @@ impl PartitionState {
         if self.expiries.first().is_none_or(|(at_ms, _)| *at_ms > now_ms) {
             return false;
         }
-        match self.expiries.pop_first() {
-            Some((at_ms, Expiring::Mark(key))) => {
-                if self.ended.get(&key).is_some_and(|ended| ended.expires_ms == at_ms) {
-                    self.ended.remove(&key);
-                }
+        let Some((at_ms, expiring)) = self.expiries.pop_first() else { return false };
+        // What was given a later time meanwhile has another entry for that.
+        match expiring {
+            Expiring::Mark(key) if self.ended.get(&key).is_some_and(|ended| ended.expires_ms == at_ms) => {
+                self.ended.remove(&key);
             }
-            Some((at_ms, Expiring::Lead(lead))) => {
-                if self.leads.get(&lead).is_some_and(|known| known.expires_ms == at_ms) {
-                    self.forget_lead(lead);
-                }
+            Expiring::Lead(lead) if self.leads.get(&lead).is_some_and(|known| known.expires_ms == at_ms) => {
+                self.forget_lead(lead);
             }
-            None => {}
+            Expiring::Mark(_) | Expiring::Lead(_) => {}
         }
         true
     }
@@ -435,65 +385,6 @@ impl PartitionState {
         journal.tip = journal.tip.max(to);
         if journal.entries.is_empty() && self.life.is_some_and(|present| life < present) {
             self.journals.remove(&life);
-        }
-    }
-
-    /// The whole state as records, to be replayed into an empty partition.
-    pub(super) fn snapshot(&self) -> Vec<Record> {
-        let mut records =
-            vec![Record { partition: self.index, number: self.number, change: Change::Reset, event: None }];
-        let mut push = |change, event| records.push(Record { partition: self.index, number: 0, change, event });
-        push(Change::Life { life: self.life }, None);
-        for (life, journal) in &self.journals {
-            push(Change::Journal { life: *life, tip: journal.tip, trimmed: journal.trimmed }, None);
-            for entry in &journal.entries {
-                let change = Change::Entry { life: *life, id: entry.id, effects: entry.effects.clone() };
-                push(change, Some(entry.event.clone()));
-            }
-        }
-        for (lead, known) in &self.leads {
-            let change = Change::Lead {
-                lead: *lead,
-                publisher: known.publisher.clone(),
-                claim: known.claim.clone(),
-                deadline_us: known.deadline_us,
-                answer: known.answer.as_ref().map(|answer| String::from_utf8_lossy(answer).into_owned()),
-                expires_ms: known.expires_ms,
-            };
-            push(change, None);
-        }
-        for lease in self.leases.values() {
-            push(Change::Lease(lease.clone()), None);
-        }
-        for (buyer, known) in &self.buyers {
-            for (cap, counters) in &known.caps {
-                for (start_ms, counter) in &counters.windows {
-                    let (buyer, cap) = (buyer.clone(), cap.clone());
-                    let counter =
-                        CounterRecord { buyer, cap, start_ms: *start_ms, end_ms: counter.end_ms, used: counter.used };
-                    push(Change::Counter(counter), None);
-                }
-            }
-            let newest = known.caps.iter().filter_map(|(cap, c)| Some((cap.clone(), c.newest_ms?))).collect();
-            push(Change::Buyer { buyer: buyer.clone(), version: known.version, caps: newest }, None);
-        }
-        for (key, ended) in &self.ended {
-            let (counts, expires_ms) = (ended.counts.clone(), ended.expires_ms);
-            push(Change::Mark { key: key.clone(), mark: ended.mark, counts, expires_ms }, None);
-        }
-        records
-    }
-}
-
-/// Sums of signed units per cap window.
-#[derive(Default)]
-struct Moves(Vec<(CapId, i64, i128)>);
-
-impl Moves {
-    fn add(&mut self, cap: &CapId, start_ms: i64, units: i128) {
-        match self.0.iter_mut().find(|(c, start, _)| c == cap && *start == start_ms) {
-            Some((_, _, sum)) => *sum += units,
-            None => self.0.push((cap.clone(), start_ms, units)),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! What needs a look inside: failing disks, shared syncs, lost counters.
 
+use std::collections::HashMap;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -38,7 +39,7 @@ impl Rig {
 }
 
 const OPTIONS: EmbeddedOptions =
-    EmbeddedOptions { partitions: 4, journal_entries_max: 1_000_000, end_mark_ttl: Duration::from_secs(600) };
+    EmbeddedOptions { partitions: 4, journal_entries_max: 1_000_000, end_mark_ttl: Duration::from_mins(10) };
 
 async fn open(path: &Path) -> (Arc<EmbeddedStore>, Arc<Rig>) {
     let faults = Faults::default();
@@ -62,9 +63,9 @@ fn admit(store: &EmbeddedStore, lead: LeadId) -> Admit {
             payload: "{}".into(),
             claim: None,
         },
-        deadline: now + SignedDuration::from_secs(60),
-        not_after: now + SignedDuration::from_secs(60),
-        retention: Duration::from_secs(60),
+        deadline: now + SignedDuration::from_mins(1),
+        not_after: now + SignedDuration::from_mins(1),
+        retention: Duration::from_mins(1),
     }
 }
 
@@ -167,7 +168,7 @@ fn candidate(window: Window) -> TakeCandidate {
     TakeCandidate {
         buyer: buyer(),
         demands: vec![demand("day", 1), demand("spend", 40)],
-        lease_for: Duration::from_secs(60),
+        lease_for: Duration::from_mins(1),
         about: AttemptInfo {
             publisher: PublisherId::new("acme").unwrap(),
             campaign: CampaignId::new("solar").unwrap(),
@@ -274,10 +275,10 @@ async fn p7_memory_of_what_has_expired_is_given_back() {
     for partition in 0..4 {
         store.begin_life(Partition(partition), Life(1)).await.unwrap();
     }
-    let mut mark = Mark { partition: Partition::of("acme", 4), life: Life(1), entry: EntryId::default() };
+    let mark = Mark { partition: Partition::of("acme", 4), life: Life(1), entry: EntryId::default() };
     let minute = |at: Timestamp| {
         let start = Timestamp::from_second(at.as_second() / 60 * 60).unwrap();
-        Window { start, end: Some(start + SignedDuration::from_secs(60)) }
+        Window { start, end: Some(start + SignedDuration::from_mins(1)) }
     };
     let first = minute(clock.now());
     let counters = [(CapId::new("day"), first, 0), (CapId::new("spend"), first, 0)];
@@ -306,19 +307,18 @@ async fn p7_memory_of_what_has_expired_is_given_back() {
             answer: "{}".into(),
             explanation: "{}".into(),
         };
-        let close = Close { event: closed, claim: call.event.claim, retention: Duration::from_secs(6 * 3600) };
+        let close = Close { event: closed, claim: call.event.claim, retention: Duration::from_hours(6) };
         assert_eq!(store.close(&close).await, Ok(CloseReply::Closed));
-        for partition in [mark.partition, buyers_mark.partition] {
-            mark.partition = partition;
-            mark.entry = store.journal_tip(partition).await.unwrap();
-            store.trim_journal(&mark).await.unwrap();
+        for mark in [mark, buyers_mark] {
+            let entry = store.journal_tip(mark.partition).await.unwrap();
+            store.trim_journal(&Mark { entry, ..mark }).await.unwrap();
         }
         clock.advance(SignedDuration::from_hours(3));
     }
     store.group.look(|state| {
         let known: Vec<(usize, usize)> = state.partitions.iter().map(|p| (p.leads.len(), p.ended.len())).collect();
         assert!(known.iter().all(|(leads, ended)| *leads <= 3 && *ended <= 3), "{known:?}");
-        let claims: usize = state.partitions.iter().flat_map(|p| p.claims.values()).map(|claims| claims.len()).sum();
+        let claims: usize = state.partitions.iter().flat_map(|p| p.claims.values()).map(HashMap::len).sum();
         assert!(claims <= 3, "{claims} claims");
         let windows = state.partition_of("sunco").buyer_mut(&buyer()).caps[&CapId::new("day")].windows.len();
         assert!(windows <= 17, "{windows} windows, two days' worth is 16");

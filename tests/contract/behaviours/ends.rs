@@ -15,6 +15,7 @@ use crate::support::{
 };
 
 /// What a verb answers in a state, and whether the unit counts afterwards.
+#[allow(clippy::match_same_arms, reason = "a table, one line per case")]
 fn expected(state: &[Verb], verb: Verb) -> (EndReply, bool) {
     use EndMark::{Committed, Doubt, Refunded};
     let late = |was| EndReply::Late { was };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use capgate::domain::event::{EntryId, Event, Life};
-use capgate::domain::id::{LeadId, Partition};
+use capgate::domain::id::{BuyerId, LeadId, Partition};
 use capgate::store::{Admission, CloseReply, EndReply, Refusal, SeedReply};
 
 use crate::store::Harness;
@@ -130,19 +130,11 @@ pub async fn p8_older_life_than_the_stores_grants_nothing<H: Harness>() {
     assert_eq!(store.begin_life(partition, Life(2)).await, Ok(Life(3)));
     let second = LeadId::generate();
     assert_eq!(store.admit(&admit(&*store, second, None)).await, Ok(Admission::NewLife));
-    let same_partition = (0..)
-        .map(|number| buyer(&format!("b{number}")))
-        .find(|b| Partition::of(b.as_str(), store.partitions()) == partition)
-        .unwrap();
-    let wanted = candidate(&same_partition, vec![]);
-    assert_eq!(take_one(&*store, second, &wanted).await, Err(Refusal::NewLife));
-    let elsewhere = candidate(
-        &(0..)
-            .map(|number| buyer(&format!("b{number}")))
-            .find(|b| Partition::of(b.as_str(), store.partitions()) != partition)
-            .unwrap(),
-        vec![],
-    );
+    let buyers = || (0..1000).map(|number| buyer(&format!("b{number}")));
+    let is_here = |b: &BuyerId| Partition::of(b.as_str(), store.partitions()) == partition;
+    let here = candidate(&buyers().find(|b| is_here(b)).unwrap(), vec![]);
+    assert_eq!(take_one(&*store, second, &here).await, Err(Refusal::NewLife));
+    let elsewhere = candidate(&buyers().find(|b| !is_here(b)).unwrap(), vec![]);
     assert_eq!(take_one(&*store, second, &elsewhere).await, Ok(()), "other partitions go on");
     assert_eq!(store.close(&close(&*store, lead, None, "x")).await, Ok(CloseReply::NewLife));
     assert_eq!(store.begin_life(partition, Life(3)).await, Ok(Life(3)));
@@ -167,7 +159,7 @@ pub async fn appended_wakes_the_settler<H: Harness>() {
     let h = H::start().await;
     let store = h.store();
     begin_lives(&*store).await;
-    let hour = Duration::from_secs(3600);
+    let hour = Duration::from_hours(1);
     assert_eq!(store.admit(&admit(&*store, LeadId::generate(), None)).await, Ok(Admission::New));
     // An append between two waits is not missed, and neither is one that comes during the wait.
     tokio::time::timeout(Duration::from_secs(5), store.appended(hour)).await.unwrap();

@@ -5,6 +5,7 @@ mod ends;
 mod journal;
 mod races;
 mod recovery;
+mod seeds;
 mod takes;
 
 pub use claims::*;
@@ -12,4 +13,5 @@ pub use ends::*;
 pub use journal::*;
 pub use races::*;
 pub use recovery::*;
+pub use seeds::*;
 pub use takes::*;

@@ -96,8 +96,8 @@ async fn assert_conserved(store: &dyn Store, books: &Books, who: &BuyerId, caps:
             .map(|charge| charge.amount)
             .sum();
         let counted = books.used(who, cap_id, window);
-        let counter = used(store, who, cap_id, window).await;
-        assert_eq!(counter, Some(base + counted + held), "{cap_id}: {base} + {counted} settled + {held} held");
+        let stands = used(store, who, cap_id, window).await;
+        assert_eq!(stands, Some(base + counted + held), "{cap_id}: {base} + {counted} settled + {held} held");
     }
 }
 

@@ -132,7 +132,7 @@ pub async fn overdue_leads_are_claimed_once<H: Harness>() {
             let mut mine = Vec::new();
             loop {
                 let more = store
-                    .claim_overdue_leads(partition, Duration::from_secs(2), Duration::from_secs(60), 5)
+                    .claim_overdue_leads(partition, Duration::from_secs(2), Duration::from_mins(1), 5)
                     .await
                     .unwrap();
                 assert!(more.len() <= 5);
@@ -140,6 +140,7 @@ pub async fn overdue_leads_are_claimed_once<H: Harness>() {
                     return mine;
                 }
                 mine.extend(more);
+                assert!(mine.len() <= 50, "a claimed lead is given again and again");
             }
         }
     })
