@@ -4,6 +4,7 @@
 
 mod behaviours;
 mod embedded;
+mod embedded_file;
 #[cfg(feature = "server-tests")]
 mod redis;
 #[cfg(feature = "server-tests")]
