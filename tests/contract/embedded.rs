@@ -126,7 +126,7 @@ async fn p5_what_was_acknowledged_survives_a_reopen() {
     assert_eq!(store.lead_state(&publisher(), finished).await, Ok(Some(LeadState::Finished(bytes))));
     let other_body = admit(&store, LeadId::generate(), Some(claim("running", Some("other"))));
     assert_eq!(store.admit(&other_body).await, Ok(Admission::KeyReused));
-    assert_eq!(store.open_lead_count().await, Ok(1));
+    assert_eq!(store.open_counts().await.map(|open| open.leads), Ok(1));
     for (lead, verb) in [committed, refunded, doubt].into_iter().zip(Verb::ALL) {
         assert_eq!(verb.call(&store, &end(verb, lead, &wanted)).await, EndReply::Already(verb.mark()));
     }
@@ -260,7 +260,7 @@ async fn f76_file_is_rewritten_when_it_is_large_and_mostly_dead() {
     for partition in 0..4 {
         before.push(shown(&*store, Partition(partition)).await);
     }
-    let leads = store.open_lead_count().await;
+    let leads = store.open_counts().await;
     store.shut_down().await;
     drop(store);
     assert!(!folder.path().join("journal.db.new").exists());
@@ -269,7 +269,7 @@ async fn f76_file_is_rewritten_when_it_is_large_and_mostly_dead() {
     for (partition, before) in (0..).zip(before) {
         assert_eq!(shown(&store, Partition(partition)).await, before);
     }
-    assert_eq!(store.open_lead_count().await, leads);
+    assert_eq!(store.open_counts().await, leads);
     assert_eq!(used(&store, &who, "day", window).await, Some(5));
     begin_lives(&store).await;
     let sold = Ok(Admission::Finished(kept[0], Bytes::from_static(b"sold")));

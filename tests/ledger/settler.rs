@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use capgate::clock::SystemClock;
-use capgate::domain::event::{EntryId, Event, JournalEntry, Life, Mark};
+use capgate::domain::event::{Attempt, EntryId, Event, JournalEntry, Life, Mark};
 use capgate::domain::id::{BuyerId, CapId, LeadId, Partition, PublisherId};
 use capgate::domain::lease::{LeaseKey, OpenLease};
 use capgate::domain::window::Window;
 use capgate::settle::settler::{Settler, SettlerParts, Trouble};
 use capgate::store::{
-    Admission, Admit, Close, CloseReply, CounterKey, EndReply, LeadState, LeaseEnd, OverdueLead, SeedReply, Store,
+    Admission, Admit, Close, CloseReply, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts, OverdueLead, SeedReply, Store,
     StoreError, StoreHealth, Take, TakeReply,
 };
 use jiff::Timestamp;
@@ -123,7 +123,15 @@ impl Store for Journals {
     ) -> Result<Vec<OverdueLead>, StoreError> {
         unimplemented!()
     }
-    async fn open_lead_count(&self) -> Result<u64, StoreError> {
+    async fn open_counts(&self) -> Result<OpenCounts, StoreError> {
+        unimplemented!()
+    }
+
+    fn knows(&self, _: Partition, _: Life) -> bool {
+        unimplemented!()
+    }
+
+    async fn record(&self, _: &Attempt) -> Result<(), StoreError> {
         unimplemented!()
     }
     async fn journal_tip(&self, _: Partition) -> Result<EntryId, StoreError> {

@@ -207,7 +207,11 @@ async fn f27_a_stalled_server_holds_nobody_longer_than_two_tries_and_late_takes_
     .await;
     assert!(started.elapsed() < Duration::from_millis(1500), "{:?}", started.elapsed());
     assert!(replies.iter().all(|reply| matches!(reply, Err(StoreError::MaybeDone(_) | StoreError::NotDone(_)))));
-    eventually("the server answers again", || async { store.open_counts().await.is_ok() }).await;
+    eventually("the server answers again", || async {
+        let nothing = take(&*store, LeadId::generate(), vec![]);
+        store.open_counts().await.is_ok() && store.take(&nothing).await.is_ok()
+    })
+    .await;
     assert_eq!(used(&*store, &who, "day", window).await, Some(0), "what reached the server late has started nothing");
     assert_eq!(take_one(&*store, LeadId::generate(), &wanted).await, Ok(()));
     store.shut_down().await;
@@ -234,7 +238,12 @@ async fn f29_f21_a_server_that_dies_grants_nothing_and_comes_back_closed() {
     })
     .await;
     server.run().await;
-    eventually("connected again", || async { store.open_counts().await.is_ok() }).await;
+    // Two connections, each with a back-off of its own.
+    eventually("connected again", || async {
+        let uncapped = take(&store, LeadId::generate(), vec![candidate(&who, vec![])]);
+        store.open_counts().await.is_ok() && store.take(&uncapped).await.is_ok()
+    })
+    .await;
     assert_eq!(take_one(&store, LeadId::generate(), &wanted).await, Err(Refusal::NewLife));
     assert_eq!(store.admit(&admit(&store, LeadId::generate(), None)).await, Ok(Admission::NewLife));
     let mut mark = start_mark(&store, "sunco");

@@ -41,8 +41,8 @@ async fn f21_p8_data_that_vanishes_in_mid_run_grants_nothing_until_it_is_rebuilt
         assert_eq!(w.store.begin_life(partition, Life(2)).await, Ok(Life(2)));
     }
     assert_eq!(take_one(&*w.store, LeadId::generate(), &wanted).await, Err(Refusal::Unseeded { cap: cap("day") }));
-    let stale = w.store.seed(&who, &mark, &[(cap("day"), window, 60)]).await;
-    assert_eq!(stale, Ok(SeedReply::Stale), "usage as of an older life's mark is not the whole truth");
+    let older = w.store.seed(&who, &mark, &[(cap("day"), window, 60)]).await;
+    assert_eq!(older, Ok(SeedReply::NewLife), "usage as of an older life's mark is not the whole truth");
     let mut mark = mark;
     mark.life = Life(2);
     assert_eq!(w.store.seed(&who, &mark, &[(cap("day"), window, 61)]).await, Ok(SeedReply::Seeded));

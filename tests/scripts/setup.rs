@@ -64,7 +64,9 @@ async fn nobody_there_is_said_at_once() {
             .await
             .unwrap_err()
     };
-    assert!(matches!(connect("redis://127.0.0.1:1").await, StoreError::NotDone(_)));
+    for nobody in ["redis://127.0.0.1:1", "rediss://127.0.0.1:1", "redis-cluster://127.0.0.1:1,127.0.0.1:2"] {
+        assert!(matches!(connect(nobody).await, StoreError::NotDone(_)), "{nobody}");
+    }
     let unreadable = connect("redis://user:hunter2@[").await;
     assert!(matches!(unreadable, StoreError::Bug(_)));
     assert!(!unreadable.to_string().contains("hunter2"));

@@ -18,6 +18,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
+use super::reply::{Answer, Call, Plain, Reply, unexpected};
 use super::scripts::{Lane, Verb};
 use crate::store::StoreError;
 
@@ -27,128 +28,6 @@ const CALLS_MAX: usize = 4096;
 const QUEUE_MAX: usize = 2 * CALLS_MAX;
 /// Commands in one pipeline.
 const PIPELINE_MAX: usize = 256;
-
-/// A reply, as scripts and plain commands give it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Reply {
-    /// Nothing there.
-    Nil,
-    /// A number.
-    Int(i64),
-    /// A string.
-    Bytes(Bytes),
-    /// A list.
-    List(Vec<Reply>),
-}
-
-impl Reply {
-    fn from_value(value: Value) -> Self {
-        match value {
-            Value::Null => Self::Nil,
-            Value::Boolean(flag) => Self::Int(i64::from(flag)),
-            Value::Integer(number) => Self::Int(number),
-            Value::Double(number) => Self::Bytes(number.to_string().into()),
-            Value::String(text) => Self::Bytes(text.into_inner()),
-            Value::Bytes(bytes) => Self::Bytes(bytes),
-            Value::Queued => Self::Bytes(Bytes::from_static(b"QUEUED")),
-            Value::Array(items) => Self::List(items.into_iter().map(Self::from_value).collect()),
-            Value::Map(map) => Self::List(
-                map.inner()
-                    .into_iter()
-                    .flat_map(|(key, value)| [Self::Bytes(key.into_bytes()), Self::from_value(value)])
-                    .collect(),
-            ),
-        }
-    }
-
-    /// The string, or a bug: the server never gives anything else here.
-    pub(super) fn text(&self) -> Result<&str, StoreError> {
-        match self {
-            Self::Bytes(bytes) => std::str::from_utf8(bytes).map_err(|_| unexpected("a string that is not UTF-8")),
-            _ => Err(unexpected("no string")),
-        }
-    }
-
-    /// The string, `None` for nothing there.
-    pub(super) fn optional_text(&self) -> Result<Option<&str>, StoreError> {
-        if *self == Self::Nil { Ok(None) } else { self.text().map(Some) }
-    }
-
-    /// The bytes.
-    pub(super) fn bytes(&self) -> Result<Bytes, StoreError> {
-        match self {
-            Self::Bytes(bytes) => Ok(bytes.clone()),
-            _ => Err(unexpected("no string")),
-        }
-    }
-
-    /// The number, written as such or as text.
-    pub(super) fn int(&self) -> Result<i64, StoreError> {
-        match self {
-            Self::Int(number) => Ok(*number),
-            other => other.text()?.parse().map_err(|_| unexpected("no number")),
-        }
-    }
-
-    /// The list; nothing there is an empty one.
-    pub(super) fn list(&self) -> Result<&[Reply], StoreError> {
-        match self {
-            Self::List(items) => Ok(items),
-            Self::Nil => Ok(&[]),
-            _ => Err(unexpected("no list")),
-        }
-    }
-}
-
-fn unexpected(what: &str) -> StoreError {
-    StoreError::Bug(format!("unexpected reply: {what}"))
-}
-
-/// Keys and arguments of a script call.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Call {
-    /// All keys the script may touch.
-    pub keys: Vec<String>,
-    /// Everything else, in the order of the script's header.
-    pub args: Vec<Bytes>,
-}
-
-impl Call {
-    pub(super) fn new(keys: Vec<String>) -> Self {
-        Self { keys, args: Vec::new() }
-    }
-
-    pub(super) fn arg(&mut self, arg: impl Into<Bytes>) -> &mut Self {
-        self.args.push(arg.into());
-        self
-    }
-
-    pub(super) fn number(&mut self, number: impl std::fmt::Display + Copy) -> &mut Self {
-        self.arg(number.to_string())
-    }
-}
-
-/// What a script call gave.
-#[derive(Debug)]
-pub(super) struct Answer {
-    /// The script's reply.
-    pub reply: Reply,
-    /// The first try got no answer: the reply may be that of a repeat.
-    pub was_repeated: bool,
-}
-
-/// A plain command; its first argument is its key.
-#[derive(Debug, Clone)]
-pub(super) struct Plain {
-    name: &'static str,
-    args: Vec<Bytes>,
-}
-
-impl Plain {
-    pub(super) fn new(name: &'static str, args: Vec<Bytes>) -> Self {
-        Self { name, args }
-    }
-}
 
 /// One connection (or one per node of a cluster) with its bounds.
 #[derive(Debug)]
@@ -294,17 +173,13 @@ impl Link {
 
     async fn run(&self, (digest, text): (&str, &str), call: &Call) -> Result<Reply, StoreError> {
         let _permit = self.admit_call()?;
-        let keys = call.keys.clone();
-        let args = args(&call.args);
-        match self.client.evalsha::<Value, _, _, _>(digest, keys.clone(), args.clone()).await {
-            Ok(value) => Ok(Reply::from_value(value)),
+        match self.client.evalsha::<Value, _, _, _>(digest, call.keys.clone(), args(&call.args)).await {
+            Ok(value) => Ok(reply(value)),
             // Certainly not run: run it by its text, which makes it known in the same step (F25).
-            Err(error) if error.details().starts_with("NOSCRIPT") => self
-                .client
-                .eval::<Value, _, _, _>(text, keys, args)
-                .await
-                .map(Reply::from_value)
-                .map_err(|e| self.failed(&e)),
+            Err(error) if error.details().starts_with("NOSCRIPT") => {
+                let run = self.client.eval::<Value, _, _, _>(text, call.keys.clone(), args(&call.args)).await;
+                run.map(reply).map_err(|error| self.failed(&error))
+            }
             Err(error) => Err(self.failed(&error)),
         }
     }
@@ -319,7 +194,7 @@ impl Link {
         }
         let mut replies = Vec::with_capacity(commands.len());
         for result in pipeline.try_all::<Value>().await {
-            replies.push(Reply::from_value(result.map_err(|error| self.failed(&error))?));
+            replies.push(reply(result.map_err(|error| self.failed(&error))?));
         }
         if replies.len() == commands.len() { Ok(replies) } else { Err(unexpected("a short pipeline")) }
     }
@@ -351,6 +226,23 @@ impl Link {
     async fn quit(&self) {
         // Nothing is lost when the server does not answer: the process is ending.
         let _ = timeout(self.timeout, self.client.quit()).await;
+    }
+}
+
+/// The reply without the library's types.
+fn reply(value: Value) -> Reply {
+    match value {
+        Value::Null => Reply::Nil,
+        Value::Boolean(flag) => Reply::Int(i64::from(flag)),
+        Value::Integer(number) => Reply::Int(number),
+        Value::Double(number) => Reply::Bytes(number.to_string().into()),
+        Value::String(text) => Reply::Bytes(text.into_inner()),
+        Value::Bytes(bytes) => Reply::Bytes(bytes),
+        Value::Queued => Reply::Bytes(Bytes::from_static(b"QUEUED")),
+        Value::Array(items) => Reply::List(items.into_iter().map(reply).collect()),
+        Value::Map(map) => Reply::List(
+            map.inner().into_iter().flat_map(|(key, value)| [Reply::Bytes(key.into_bytes()), reply(value)]).collect(),
+        ),
     }
 }
 
@@ -442,9 +334,10 @@ fn meaning(error: &Error) -> StoreError {
     }
 }
 
-/// The error's text, cut: a server may quote what it was sent.
+/// The error's text without what a server may quote of the arguments (P9).
 fn words(error: &Error) -> String {
-    error.details().chars().take(200).collect()
+    let said = error.details().split(", with args beginning with").next().unwrap_or_default();
+    said.chars().take(200).collect()
 }
 
 #[cfg(test)]
@@ -473,6 +366,13 @@ mod tests {
         assert!(matches!(meaning_of(ErrorKind::InvalidArgument, "WRONGTYPE Operation"), StoreError::Bug(_)));
         assert!(matches!(meaning_of(ErrorKind::Unknown, "BROKEN a counter"), StoreError::Bug(_)));
         assert!(matches!(meaning_of(ErrorKind::Unknown, "ERR Script attempted"), StoreError::Bug(_)));
+    }
+
+    #[test]
+    fn p9_arguments_that_a_server_quotes_are_left_out() {
+        let text = "ERR unknown command 'EVALSHA', with args beginning with: 'abc' '1' 'ann@example.com'";
+        let error = meaning(&Error::new(ErrorKind::Unknown, text));
+        assert_eq!(error, StoreError::Bug("ERR unknown command 'EVALSHA'".to_owned()));
     }
 
     #[test]

@@ -2,10 +2,10 @@
 
 use std::fmt::Write;
 
-use super::client::{Answer, Call};
 use super::keys::{escape, life_text};
 use super::leads::read_close;
 use super::record::charges_text;
+use super::reply::{Answer, Call};
 use super::scripts::Verb;
 use super::{RedisStore, Reply, first_word, millis, nth, unknown_reply};
 use crate::domain::event::{Attempt, Event, Life};

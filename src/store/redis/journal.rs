@@ -1,7 +1,7 @@
 //! What settlement and recovery read: the journal, and leases that are open.
 
-use super::client::{Call, Plain};
 use super::record::{parse_lease, parse_lease_name};
+use super::reply::{Call, Plain};
 use super::scripts::Verb;
 use super::{Bytes, RedisStore, Reply, nth};
 use crate::domain::event::{EntryId, JournalEntry, Mark};

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::client::{Call, Plain};
 use super::ends::both;
 use super::keys::{escape, life_text, unescape};
+use super::reply::{Call, Plain};
 use super::scripts::Verb;
 use super::take::read_reply;
 use super::{Bytes, RedisStore, Reply, first_word, millis, nth, unknown_reply};

@@ -1,7 +1,7 @@
 //! Lives and counters: which life a partition's data is of, and bringing missing counters back from the books.
 
-use super::client::{Call, Plain};
 use super::keys::{escape, life_text};
+use super::reply::{Call, Plain};
 use super::scripts::Verb;
 use super::{RedisStore, expires_at, first_word, nth, unknown_reply};
 use crate::domain::event::{Life, Mark};
@@ -70,8 +70,8 @@ impl RedisStore {
             return Err(StoreError::Bug("the mark is of another partition than the buyer".to_owned()));
         }
         if mark.life != life {
-            // The books still settle an older life: usage as of that mark is not the whole truth. A newer one is not ours.
-            return Ok(if mark.life < life { SeedReply::Stale } else { SeedReply::NewLife });
+            // Usage as of another life's mark is not the whole truth about this one.
+            return Ok(SeedReply::NewLife);
         }
         let mut call = Call::new(vec![
             self.keys.life(partition),

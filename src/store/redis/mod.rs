@@ -10,6 +10,7 @@ mod keys;
 mod leads;
 mod lives;
 mod record;
+mod reply;
 mod scripts;
 mod setup;
 mod take;
@@ -23,9 +24,10 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use self::client::{Client, Reply};
+use self::client::Client;
 use self::ends::End;
 use self::keys::Keys;
+use self::reply::Reply;
 use self::setup::{JournalSize, Offset};
 use super::{
     Admission, Admit, Close, CloseReply, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts, OverdueLead, SeedReply,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use tokio::time::Instant;
 
-use super::client::Plain;
+use super::reply::Plain;
 use super::{Bytes, RedisStore, nth};
 use crate::store::{StoreError, StoreHealth};
 
@@ -59,7 +59,15 @@ impl RedisStore {
         if self.journal.entries.load(Ordering::Relaxed) < self.journal_entries_max {
             return Ok(false);
         }
-        let is_old = self.journal.counted_at.lock().is_none_or(|at| at.elapsed() > COUNT_TRUSTED);
+        let is_old = {
+            let mut counted_at = self.journal.counted_at.lock();
+            let is_old = counted_at.is_none_or(|at| at.elapsed() > COUNT_TRUSTED);
+            if is_old {
+                // One caller counts; the others go by the old count meanwhile.
+                *counted_at = Some(Instant::now());
+            }
+            is_old
+        };
         if is_old {
             self.count_journal().await?;
         }

@@ -1,8 +1,8 @@
 //! Taking leases: one script call for all candidates on a single server, one per run of a partition on a cluster.
 
-use super::client::{Call, Plain};
 use super::keys::{escape, life_text};
 use super::record::{charges_text, end_text, parse_refusals, refusals_of_record};
+use super::reply::{Call, Plain};
 use super::scripts::Verb;
 use super::{RedisStore, Reply, expires_at, millis, nth};
 use crate::domain::id::Partition;

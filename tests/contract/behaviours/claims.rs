@@ -20,7 +20,7 @@ pub async fn admit_answers_new_once_and_running_after<H: Harness>() {
     assert_eq!(store.admit(&call).await, Ok(Admission::New), "a repeat of the very same call (F20)");
     let twin = admit(&*store, second, Some(claim("k", Some("body"))));
     assert_eq!(store.admit(&twin).await, Ok(Admission::Running(first)));
-    assert_eq!(store.open_lead_count().await, Ok(1));
+    assert_eq!(store.open_counts().await.map(|open| open.leads), Ok(1));
     let entries = store.read_journal(&start_mark(&*store, "acme"), 10).await.unwrap();
     assert_eq!(entries.len(), 1, "one received event, whatever was repeated");
     h.stop().await;
@@ -38,7 +38,7 @@ pub async fn admit_of_a_finished_key_answers_the_same_bytes<H: Harness>() {
     let finished = Ok(Admission::Finished(first, Bytes::from_static(answer.as_bytes())));
     assert_eq!(store.admit(&admit(&*store, second, key.clone())).await, finished);
     assert_eq!(store.admit(&admit(&*store, first, key)).await, finished);
-    assert_eq!(store.open_lead_count().await, Ok(0));
+    assert_eq!(store.open_counts().await.map(|open| open.leads), Ok(0));
     h.stop().await;
 }
 
@@ -74,7 +74,7 @@ pub async fn f39_keys_of_two_publishers_are_strangers<H: Harness>() {
     assert_eq!(store.admit(&other).await, Ok(Admission::New));
     assert_eq!(store.lead_state(&publisher(), second).await, Ok(None), "leads are known to their publisher only");
     assert_eq!(store.lead_state(&other.event.publisher, second).await, Ok(Some(LeadState::Running)));
-    assert_eq!(store.open_lead_count().await, Ok(2));
+    assert_eq!(store.open_counts().await.map(|open| open.leads), Ok(2));
     h.stop().await;
 }
 
@@ -87,7 +87,7 @@ pub async fn admit_without_a_key_is_named_by_its_lead<H: Harness>() {
     assert_eq!(store.admit(&call).await, Ok(Admission::New));
     assert_eq!(store.admit(&call).await, Ok(Admission::New));
     assert_eq!(store.admit(&admit(&*store, second, None)).await, Ok(Admission::New));
-    assert_eq!(store.open_lead_count().await, Ok(2));
+    assert_eq!(store.open_counts().await.map(|open| open.leads), Ok(2));
     assert_eq!(store.close(&close(&*store, first, None, "done")).await, Ok(CloseReply::Closed));
     assert_eq!(store.admit(&call).await, Ok(Admission::Finished(first, Bytes::from_static(b"done"))));
     h.stop().await;
@@ -102,7 +102,7 @@ pub async fn admit_after_its_time_changes_nothing<H: Harness>() {
     late.not_after = store.now() - SignedDuration::from_secs(2);
     assert_eq!(store.admit(&late).await, Ok(Admission::TooLate));
     assert_eq!(store.lead_state(&publisher(), lead).await, Ok(None));
-    assert_eq!(store.open_lead_count().await, Ok(0));
+    assert_eq!(store.open_counts().await.map(|open| open.leads), Ok(0));
     assert_eq!(store.read_journal(&start_mark(&*store, "acme"), 10).await.unwrap(), vec![]);
     let other = LeadId::generate();
     assert_eq!(store.admit(&admit(&*store, other, Some(claim("k", None)))).await, Ok(Admission::New));
