@@ -11,8 +11,8 @@ use capgate::domain::lease::{LeaseKey, OpenLease};
 use capgate::domain::window::Window;
 use capgate::settle::settler::{Settler, SettlerParts, Trouble};
 use capgate::store::{
-    Admission, Admit, Close, CloseReply, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts, OverdueLead, SeedReply, Store,
-    StoreError, StoreHealth, Take, TakeReply,
+    Admission, Admit, Close, CloseReply, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts, OverdueLead, SeedReply,
+    Store, StoreError, StoreHealth, Take, TakeReply,
 };
 use jiff::Timestamp;
 use parking_lot::Mutex;

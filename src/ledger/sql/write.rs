@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 
 use super::session::{DbError, Dialect, Session, Set, Value};
-use crate::domain::id::{BuyerId, CampaignId, PublisherId};
 use crate::domain::event::{Closed, Mark};
+use crate::domain::id::{BuyerId, CampaignId, PublisherId};
 use crate::domain::money::Currency;
 use crate::domain::outcome::LeadStatus;
 use crate::ledger::plan::{Arrival, AttemptWrite, EntryWrite, NewLead, Place, Plan};
