@@ -11,7 +11,7 @@
 --      ms or ''
 -- Reply   {index of the candidate taken or '', '1' when too late else '0', refusals}
 -- A refusal is "<index> <letter> ...": F <cap> <used> full, W <store clock ms> wrong window, U <cap> unseeded, S <newest
--- version> stale, E <mark> ended, L other life; refusals are joined by ';'.
+-- version> stale, E <mark> ended, L other life; refusals are joined by ';'. W, U and L can be cured and end the call.
 -- Has no allow-oom: a full server must refuse new work before anything is written (P7).
 
 local lead, not_after, refused = ARGV[1], tonumber(ARGV[2]), ARGV[3]
@@ -121,6 +121,10 @@ for i = 1, candidate_count do
     break
   end
   refuse(candidates[i].index .. ' ' .. why)
+  -- The order of candidates is a promise: nobody further on is asked while this one may yet turn out to have room.
+  if why:find('^[LWU]') then
+    break
+  end
 end
 
 if taken then

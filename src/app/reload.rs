@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::{Gateway, RoutingInForce};
 use crate::config::{FileWatch, Problem, ProcessEnvironment, Reload};
 use crate::domain::routing::Routing;
+use crate::settle::seed::warm_up;
 use crate::telemetry::ReloadResult;
 
 /// How often the file is looked at. A change is in force two looks after it: within the five seconds of the contract.
@@ -35,7 +36,9 @@ impl Gateway {
             Ok(Reload::Changed { routing, warnings }) => {
                 log_warnings(&warnings);
                 self.telemetry.routing.reload.count(ReloadResult::Ok);
-                Reloaded::InForce { version: self.put_in_force(routing) }
+                let version = self.put_in_force(routing);
+                self.warm_up_wanted.notify_one();
+                Reloaded::InForce { version }
             }
             Err(problems) => {
                 self.telemetry.routing.reload.count(ReloadResult::Refused);
@@ -88,6 +91,11 @@ pub async fn run(gateway: Arc<Gateway>) {
     loop {
         let is_wanted = tokio::select! {
             () = gateway.shutdown.draining.cancelled() => return,
+            // A buyer or cap that is new in this version.
+            () = gateway.warm_up_wanted.notified() => {
+                gateway.tasks.spawn(warm_up(gateway.clone()));
+                false
+            }
             () = gateway.reload_wanted.notified() => true,
             () = tokio::time::sleep(EVERY) => watch.has_settled_change(),
         };

@@ -21,7 +21,7 @@ use crate::ledger::sqlite::SqliteLedger;
 use crate::ledger::{LedgerError, SharedLedger};
 use crate::settle::lives::Lives;
 use crate::settle::recovery;
-use crate::settle::seed::Seeder;
+use crate::settle::seed::{Seeder, warm_up};
 use crate::settle::settler::{Settler, SettlerParts};
 use crate::shutdown::Shutdown;
 use crate::status::Status;
@@ -139,6 +139,7 @@ impl App {
         let gateway = Arc::new(assemble(config, routing, routing_file, clock, store, ledger)?);
         gateway.lives.open_all(&gateway).await.map_err(|error| StartError::Lives(error.to_string()))?;
         monitor::look_once(&gateway).await;
+        gateway.tasks.spawn(warm_up(gateway.clone()));
 
         let halted = gateway.shutdown.halted.clone();
         let workers = vec![
@@ -239,6 +240,7 @@ fn assemble(
         seeder: Seeder::default(),
         routing: arc_swap::ArcSwap::from_pointee(routing),
         reload_wanted: tokio::sync::Notify::new(),
+        warm_up_wanted: tokio::sync::Notify::new(),
         running: parking_lot::Mutex::default(),
         in_flight,
     })

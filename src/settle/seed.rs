@@ -35,6 +35,17 @@ impl Seeder {
     }
 }
 
+/// Seeds every buyer of the routing in force, one after the other, so that no lead has to wait for it.
+pub async fn warm_up(gateway: Arc<Gateway>) {
+    let routing = gateway.routing();
+    for buyer in routing.compiled.routing().buyers.values().filter(|buyer| !buyer.caps.is_empty()) {
+        if gateway.shutdown.is_draining() {
+            return;
+        }
+        gateway.seed(buyer).await;
+    }
+}
+
 async fn seed_buyer(gateway: &Gateway, buyer: &Buyer) -> Result<(), SettleError> {
     let partition = Partition::of(buyer.id.as_str(), gateway.store.partitions());
     for _ in 0..ROUNDS_MAX {

@@ -131,12 +131,24 @@ pub enum Refusal {
     NewLife,
 }
 
+impl Refusal {
+    /// Can the caller cure it and ask again? The order of candidates is a promise, so such a refusal ends the call: nobody
+    /// further on is asked while this candidate may yet turn out to have room.
+    #[must_use]
+    pub fn is_curable(&self) -> bool {
+        match self {
+            Self::WrongWindow { .. } | Self::Unseeded { .. } | Self::NewLife => true,
+            Self::Full { .. } | Self::Stale { .. } | Self::Ended(_) => false,
+        }
+    }
+}
+
 /// What take found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TakeReply {
     /// Index of the candidate whose lease is now open; a repeat of the call finds the same one.
     pub taken: Option<usize>,
-    /// Every candidate tried before it, by index, with the reason.
+    /// Every candidate tried before it, by index, with the reason. One that can be cured is the last.
     pub refused: Vec<(usize, Refusal)>,
     /// `not_after` had passed: nothing was tried further.
     pub too_late: bool,

@@ -11,7 +11,7 @@ use capgate::domain::outcome::LeadStatus;
 use parking_lot::Mutex;
 
 use crate::headline::behaviours;
-use crate::support::{BuyerLine, Place, Process, attempts, client, get, lead, routing, try_post, until};
+use crate::support::{BuyerLine, Place, Process, attempts, client, get, lead, leads, routing, try_post, until};
 
 const CAP: u64 = 150;
 
@@ -99,7 +99,13 @@ async fn killed_ten_times(place: Place) {
         )
         .await;
     }
-    let totals = ledger.totals().await.expect("totals");
+    // Leads whose 2xx was lost with the gateway were taken all the same, and are finished too.
+    let mut totals = ledger.totals().await.expect("totals");
+    until("nothing hangs", Duration::from_secs(60), async || {
+        totals = ledger.totals().await.expect("totals");
+        leads(&totals, "pending") == 0
+    })
+    .await;
     let capped = stub.stats("/capped");
     let counted = attempts(&totals, "capped", "accepted")
         + attempts(&totals, "capped", "late_accepted")

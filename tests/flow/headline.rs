@@ -7,7 +7,7 @@ use std::time::Duration;
 use capgate::cli::stub_buyer::{PathBehaviour, StubBuyer};
 use tokio::sync::Mutex;
 
-use crate::support::{BuyerLine, Gateway, Place, attempts, client, get, lead, leads, post, routing, until};
+use crate::support::{BuyerLine, Gateway, Place, attempts, client, get, lead, leads, post_until_taken, routing, until};
 
 const LEADS: u32 = 1_000;
 const CONNECTIONS: u32 = 50;
@@ -40,7 +40,7 @@ async fn burst(gateways: &[std::net::SocketAddr]) -> (Vec<String>, Vec<Duration>
                 let client = client();
                 for number in (connection..LEADS).step_by(CONNECTIONS as usize) {
                     tokio::time::sleep_until(started + WITHIN * number / LEADS).await;
-                    let answer = post(&client, gateway, &format!("lead-{number}"), &lead(number)).await;
+                    let answer = post_until_taken(&client, gateway, &format!("lead-{number}"), &lead(number)).await;
                     assert_eq!(answer.status, 200, "{}", String::from_utf8_lossy(&answer.bytes));
                     let word = match answer.text("status").as_str() {
                         "unsold" => answer.text("reason"),
@@ -140,8 +140,11 @@ async fn rough(place: Place, gateways: Vec<Gateway>, stub: &StubBuyer) {
     .await;
     let first = stub.stats("/first");
     assert_eq!(first.duplicates, 0, "P4");
-    assert_eq!(attempts(&totals, "first", "accepted"), first.accepted, "{totals:?}");
-    assert_eq!(first.accepted, 100, "the cap is reached and not passed: {totals:?}");
+    let (in_time, late) = (attempts(&totals, "first", "accepted"), attempts(&totals, "first", "late_accepted"));
+    assert_eq!(in_time + late, first.accepted, "P5: every acceptance has its row: {totals:?}");
+    // A yes that came after its time-out is counted even above the cap: the exception of P1, chosen by `refund`. On a
+    // machine that answers within the time-out there is none.
+    assert!((100..=100 + late).contains(&first.accepted), "the cap is reached and not passed: {totals:?}");
     assert_eq!((totals.unbalanced_leads, totals.unbalanced_accounts), (0, 0), "P6");
     for gateway in gateways {
         gateway.app.shut_down().await;
@@ -151,7 +154,7 @@ async fn rough(place: Place, gateways: Vec<Gateway>, stub: &StubBuyer) {
 }
 
 fn rough_buyers(stub: &StubBuyer) -> String {
-    let cap = |leads: u32| format!("timeout_ms = 300\n[[buyer.cap]]\nwindow = \"day\"\nleads = {leads}");
+    let cap = |leads: u32| format!("timeout_ms = 1500\n[[buyer.cap]]\nwindow = \"day\"\nleads = {leads}");
     routing(&[
         BuyerLine { id: "first", url: stub.url("/first"), more: &cap(100), price: "25.00" },
         BuyerLine { id: "second", url: stub.url("/second"), more: &cap(10_000), price: "20.00" },

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use capgate::cli::stub_buyer::StubBuyer;
 
-use crate::support::{BuyerLine, Gateway, Place, client, get, lead, post, routing, until};
+use crate::support::{BuyerLine, Gateway, Place, client, get, lead, post, post_until_taken, routing, until};
 
 async fn started(place: &Place, more: &str) -> (StubBuyer, Gateway) {
     let stub = StubBuyer::on_loopback(Vec::new(), 1).await.expect("a stub buyer");
@@ -18,7 +18,7 @@ fn one_buyer(stub: &StubBuyer, id: &str, more: &str) -> String {
 }
 
 async fn sold(gateway: &Gateway, number: u32) -> String {
-    let answer = post(&client(), gateway.intake, &format!("k{number}"), &lead(number)).await;
+    let answer = post_until_taken(&client(), gateway.intake, &format!("k{number}"), &lead(number)).await;
     assert_eq!(answer.status, 200, "{answer:?}");
     let (status, reason) = (answer.text("status"), answer.text("reason"));
     if reason.is_empty() { status } else { reason }

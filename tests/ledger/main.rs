@@ -1,5 +1,7 @@
 //! One list of behaviours, run on every ledger; and the settler above it.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "helpers of tests are tests")]
+
 mod events;
 mod journal;
 mod reading;

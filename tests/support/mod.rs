@@ -286,6 +286,19 @@ pub async fn post(client: &reqwest::Client, intake: SocketAddr, key: &str, body:
     try_post(client, intake, key, body).await.expect("an answer")
 }
 
+/// Posts as a publisher does: a 503 is not confirmed, so the same lead is sent again with the same key.
+pub async fn post_until_taken(client: &reqwest::Client, intake: SocketAddr, key: &str, body: &str) -> Answer {
+    let mut answer = post(client, intake, key, body).await;
+    for _ in 0..100 {
+        if answer.status != 503 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        answer = post(client, intake, key, body).await;
+    }
+    answer
+}
+
 pub async fn get(client: &reqwest::Client, addr: SocketAddr, path: &str) -> Answer {
     let started = Instant::now();
     let answer = client.get(format!("http://{addr}{path}")).bearer_auth(KEY).send().await.expect("an answer");

@@ -31,7 +31,13 @@ impl State {
             let state = self.partition_of(candidate.buyer.as_str());
             state.purge(now.as_millisecond());
             match refusal(state, now, call.lead, candidate) {
-                Some(refusal) => reply.refused.push((index, refusal)),
+                Some(refusal) => {
+                    let ends_call = open.is_none() && refusal.is_curable();
+                    reply.refused.push((index, refusal));
+                    if ends_call {
+                        break;
+                    }
+                }
                 None if open.is_none() => {
                     let version = candidate.routing_version;
                     let lease = lease_of(now, call.lead, candidate);

@@ -37,6 +37,9 @@ impl RedisStore {
                 return Ok(reply);
             }
             refused = so_far;
+            if reply.refused.iter().any(|(_, refusal)| refusal.is_curable()) {
+                break;
+            }
         }
         Ok(TakeReply { taken: None, refused: parse_refusals(&refused)?, too_late: false })
     }
