@@ -315,7 +315,7 @@ impl<'a> Planner<'a, '_> {
         }
         if let (true, false, Some(buyer), Some(sale)) = (closed.books, closed.test, &closed.buyer, &closed.sale) {
             let key = LeaseKey { lead: closed.lead, buyer: buyer.clone() };
-            self.book(key, &closed.publisher, sale.price, sale.payout, sale.currency, closed.closed_at_us)?;
+            self.book(&key, &closed.publisher, sale.price, sale.payout, sale.currency, closed.closed_at_us)?;
         }
         Ok(())
     }
@@ -339,7 +339,7 @@ impl<'a> Planner<'a, '_> {
         // resolved, by an event of the same rank.
         if attempt.books {
             let at = booked_at_us(attempt);
-            self.book(key, &attempt.publisher, attempt.price, attempt.payout, attempt.currency, at)?;
+            self.book(&key, &attempt.publisher, attempt.price, attempt.payout, attempt.currency, at)?;
         }
         Ok(())
     }
@@ -355,14 +355,14 @@ impl<'a> Planner<'a, '_> {
     /// Three lines that sum to zero, once per lead and buyer (P6).
     fn book(
         &mut self,
-        key: LeaseKey,
+        key: &LeaseKey,
         publisher: &PublisherId,
         price: Micros,
         payout: Micros,
         currency: Currency,
         booked_at_us: i64,
     ) -> Result<(), &'static str> {
-        if self.known.sales.contains(&key) || !self.sales.insert(key.clone()) {
+        if self.known.sales.contains(key) || !self.sales.insert(key.clone()) {
             return Ok(());
         }
         // Neither is negative, so neither negation nor difference leaves 64 bits.
@@ -384,11 +384,11 @@ impl<'a> Planner<'a, '_> {
         let mut keys_here = HashSet::new();
         for (lead, fold) in leads {
             let arrival = fold.received.map(|received| arrival(received, known, &mut keys_here, &mut plan.key_clashes));
-            if !known.leads.contains_key(&lead) {
-                plan.new_leads.push(NewLead { arrival, verdict: fold.verdict });
-            } else {
+            if known.leads.contains_key(&lead) {
                 plan.arrivals.extend(arrival);
                 plan.verdicts.extend(fold.verdict);
+            } else {
+                plan.new_leads.push(NewLead { arrival, verdict: fold.verdict });
             }
         }
         for event in attempts.into_values().filter_map(|fold| fold.write) {

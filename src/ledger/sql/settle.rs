@@ -57,9 +57,8 @@ impl<D: Database> SqlLedger<D> {
                 Err(Stop::Db(DbError::Conflict(text)) | Stop::AtCommit(DbError::Conflict(text))) => last = text,
                 Err(Stop::Db(DbError::Duplicate)) => "another settler wrote the same lead".clone_into(&mut last),
                 Err(Stop::Db(DbError::Broken(text))) => return Err(LedgerError::NotDone(text).into()),
-                Err(Stop::Db(error)) => return Err(LedgerError::from(error).into()),
                 Err(Stop::AtCommit(DbError::Away(text))) => return Err(LedgerError::MaybeDone(text).into()),
-                Err(Stop::AtCommit(error)) => return Err(LedgerError::from(error).into()),
+                Err(Stop::Db(error) | Stop::AtCommit(error)) => return Err(LedgerError::from(error).into()),
                 Err(Stop::Store(error)) => return Err(error.into()),
                 Err(Stop::Bug(text)) => return Err(LedgerError::Bug(text.to_owned()).into()),
             }

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use super::session::{DbError, Dialect, Session, Set, Value};
 use crate::domain::event::{Closed, Mark};
+use crate::domain::id::{BuyerId, CampaignId, PublisherId};
 use crate::domain::money::Currency;
 use crate::domain::outcome::LeadStatus;
 use crate::ledger::plan::{Arrival, AttemptWrite, EntryWrite, NewLead, Place, Plan};
@@ -163,8 +164,8 @@ fn new_lead(lead: &NewLead<'_>) -> Vec<Value> {
     let received_at = received.map(|event| event.received_at_us).or(closed.map(|event| event.closed_at_us));
     let mut row = vec![
         Value::optional(id),
-        Value::optional(publisher.map(|id| id.as_str())),
-        Value::optional(campaign.map(|id| id.as_str())),
+        Value::optional(publisher.map(PublisherId::as_str)),
+        Value::optional(campaign.map(CampaignId::as_str)),
     ];
     row.extend(verdict_terms(closed));
     row.extend([is_test.into(), received_at.map_or(Value::Null, Value::time_of_us)]);
@@ -185,7 +186,7 @@ fn verdict_terms(closed: Option<&Closed>) -> [Value; 6] {
     [
         status.as_str().into(),
         cut(closed.and_then(|event| event.reason.as_deref())),
-        Value::optional(closed.and_then(|event| event.buyer.as_ref()).map(|id| id.as_str())),
+        Value::optional(closed.and_then(|event| event.buyer.as_ref()).map(BuyerId::as_str)),
         Value::optional(sale.map(|sale| sale.price.0)),
         Value::optional(sale.map(|sale| sale.payout.0)),
         Value::optional(sale.as_ref().map(|sale| sale.currency.as_str())),
