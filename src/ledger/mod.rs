@@ -1,5 +1,8 @@
 //! The books: leads, attempts, entries, balances, cap usage. The trait is the contract; `mysql` and `sqlite` keep it with
-//! twin migrations and twin statements, and pass the same list of tests.
+//! twin migrations and one set of statements, and pass the same list of tests.
+//!
+//! `plan` decides what a batch of events changes, without any database; `sql` carries it out and answers questions; `mysql`
+//! and `sqlite` make connections and read errors.
 //!
 //! # The contract
 //!

@@ -66,13 +66,13 @@ impl SqlLedger<MysqlDatabase> {
         }
         let place = format!("{}:{}", options.get_host(), options.get_port());
         let first = tokio::time::timeout(ACQUIRE_TIMEOUT, first_contact(&options));
-        let Ok(result) = first.await else {
+        let Ok(contact) = first.await else {
             let seconds = ACQUIRE_TIMEOUT.as_secs();
             return Err(LedgerError::NotDone(format!("{place}: no connection within {seconds} s")));
         };
-        let packet_bytes_max = result.map_err(|error| match classify(&error) {
+        let packet_bytes_max = contact.map_err(|error| match classify(&error) {
             DbError::Away(text) | DbError::Broken(text) => LedgerError::NotDone(format!("{place}: {text}")),
-            other => LedgerError::from(other),
+            other => other.into(),
         })?;
         let pool = MySqlPoolOptions::new()
             .max_connections(connections_max.max(2))

@@ -109,6 +109,10 @@ fn f78_an_attempt_moves_forward_only_and_takes_its_units_with_it() {
         assert_eq!(usage_of(&plan), expected, "{order:?}");
         assert_eq!(plan.attempts.len(), 1);
     }
+    // Of two answers of equal rank the first stands: a sale is not undone by a "no" that turns up beside it.
+    let yes = Event::Attempt(attempt(lead, AttemptOutcome::Accepted, true, 30, true));
+    let both = plan([&yes, &no].into_iter(), &Known::default()).unwrap();
+    assert_eq!((both.attempts[0].event.outcome, usage_of(&both)), (AttemptOutcome::Accepted, vec![30]));
     // The doubt is in the books already: the batch takes away what it counted, in its own window.
     let key = LeaseKey { lead, buyer: BuyerId::new("sunco").unwrap() };
     let windows = r#"[{"cap":"day","window_start":"1970-01-02T00:00:00Z","amount":40}]"#.to_owned();

@@ -1,6 +1,7 @@
 //! One list of behaviours, run on every ledger; and the settler above it.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "helpers of tests are tests")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that meets the unexpected should stop there")]
+#![allow(clippy::print_stdout, reason = "seeds are printed for the day a random test fails")]
 
 mod events;
 mod journal;
@@ -56,6 +57,7 @@ macro_rules! all_behaviours {
             }
             sharing {
                 two_settlers_at_once_settle_everything_once,
+                p2_usage_and_mark_are_of_one_instant,
                 a_new_life_starts_with_an_empty_mark,
                 the_number_of_partitions_is_written_down,
                 two_gateways_start_at_once_with_different_numbers,

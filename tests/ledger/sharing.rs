@@ -1,11 +1,15 @@
 //! Several gateways over the same books.
 
-use capgate::domain::event::{EntryId, Event, Life};
-use capgate::domain::id::{LeadId, Partition};
+use capgate::domain::event::{EntryId, Event, Life, Mark};
+use capgate::domain::id::{CapId, LeadId, Partition};
+use capgate::domain::outcome::AttemptOutcome;
+use capgate::domain::window::Window;
 use capgate::ledger::Ledger;
 use capgate::ledger::{LedgerError, SettleError};
+use capgate::store::CounterKey;
+use jiff::Timestamp;
 
-use crate::events::{received, sale};
+use crate::events::{DAY_MS, attempt, buyer, received, sale};
 use crate::journal::{Journal, PARTITIONS};
 use crate::support::Books;
 
@@ -44,6 +48,33 @@ pub async fn two_settlers_at_once_settle_everything_once(books: &Books) {
     let sql = "SELECT CAST(SUM(used) AS SIGNED) FROM cap_usage WHERE window_start > '1970-01-02'";
     assert_eq!(books.raw.number(sql).await, 400);
     other.shut_down().await;
+}
+
+pub async fn p2_usage_and_mark_are_of_one_instant(books: &Books) {
+    let journal = Journal::default();
+    for _ in 0..300 {
+        journal.append(&Event::Attempt(attempt(LeadId::generate(), "acme", "sunco", AttemptOutcome::Accepted)));
+    }
+    let window = Window { start: Timestamp::from_millisecond(DAY_MS).unwrap(), end: None };
+    let key = [CounterKey { buyer: buyer("sunco"), cap: CapId::new("day"), window }];
+    let partition = Partition::of("sunco", PARTITIONS);
+    let everything = Mark { partition, life: Life(0), entry: EntryId::default() };
+    let entries = journal.read_now(&everything, usize::MAX).unwrap();
+    let (ledger, source) = (books.ledger.clone(), journal.clone());
+    let settling = tokio::spawn(async move { while ledger.settle(&source, 4).await.unwrap().entries > 0 {} });
+    let mut seen = std::collections::BTreeSet::new();
+    loop {
+        let is_last = settling.is_finished();
+        let (mark, used) = books.ledger.usage_snapshot(partition, &key).await.unwrap();
+        let settled = entries.iter().filter(|entry| entry.id <= mark.entry).count();
+        assert_eq!(used[0].unwrap_or(0), u64::try_from(settled).unwrap(), "at {}", mark.entry);
+        seen.insert(settled);
+        if is_last {
+            break;
+        }
+    }
+    settling.await.unwrap();
+    assert!(seen.len() > 3 && seen.contains(&300), "the reads never met a settlement: {seen:?}");
 }
 
 pub async fn a_new_life_starts_with_an_empty_mark(books: &Books) {

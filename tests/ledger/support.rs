@@ -22,6 +22,7 @@ pub struct Books {
 #[derive(Clone)]
 pub enum Raw {
     Sqlite(SqlitePool),
+    #[cfg_attr(not(feature = "server-tests"), allow(dead_code, reason = "made only where there is a server"))]
     Mysql(MySqlPool),
 }
 

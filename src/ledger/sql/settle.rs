@@ -1,6 +1,5 @@
 //! The settlement transaction: lock marks, read journals, carry out the plan, move marks, commit.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use rand::RngExt as _;
@@ -212,20 +211,19 @@ impl Batch {
         let rows_max = rows_max.max(marks.len());
         let share = rows_max.checked_div(marks.len()).unwrap_or(0).max(1);
         let mut moved = marks.to_vec();
-        let mut unfinished = BTreeSet::new();
-        for (index, mark) in moved.iter_mut().enumerate() {
+        let mut unfinished = Vec::new();
+        for mark in &mut moved {
             if self.bytes >= BATCH_BYTES_MAX {
                 self.has_more = true;
             } else if self.read_one(source, mark, share).await? {
-                unfinished.insert(index);
+                unfinished.push(mark);
             }
         }
-        for (index, mark) in moved.iter_mut().enumerate().filter(|(index, _)| unfinished.contains(index)) {
+        for mark in unfinished {
             let count_max = rows_max - self.entries.min(rows_max);
             if count_max == 0 || self.bytes >= BATCH_BYTES_MAX || self.read_one(source, mark, count_max).await? {
                 self.has_more = true;
             }
-            debug_assert!(marks[index].partition == mark.partition, "marks keep their order");
         }
         self.marks =
             moved.into_iter().zip(marks).filter(|(new, old)| new.entry != old.entry).map(|(new, _)| new).collect();
