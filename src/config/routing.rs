@@ -17,6 +17,7 @@ use super::publisher;
 use super::tree::{self, Place, Source};
 use crate::domain::cap::Limit;
 use crate::domain::id::{BuyerId, CampaignId, PublisherId};
+use crate::domain::place;
 use crate::domain::routing::{Buyer, Campaign, KeyHash, Publisher, Routing};
 
 /// Largest version: what every store and every JSON reader counts exactly.
@@ -201,10 +202,10 @@ fn buyers_are_offered_in_one_currency(
 
 /// Where text of a state is brought into its canonical form.
 pub(super) fn canonical_state(text: &str) -> String {
-    text.trim().to_uppercase()
+    place::state(text).into_owned()
 }
 
 /// Where text of a country is brought into its canonical form.
 pub(super) fn canonical_country(text: &str) -> String {
-    text.trim().to_uppercase()
+    place::country(text).into_owned()
 }

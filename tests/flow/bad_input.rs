@@ -16,7 +16,7 @@ async fn bad_input_is_named_and_stores_nothing() {
     let large = format!("{{\"phone\":\"1\",\"x\":\"{}\"}}", "y".repeat(1 << 20));
     let deep = format!("{{\"phone\":\"1\",\"x\":{}{}}}", "[".repeat(10_000), "]".repeat(10_000));
     let invalid = b"{\"phone\":\"1\",\"x\":\"\xff\"}".to_vec();
-    let cases: Vec<(&str, &str, &str, Vec<u8>, u16, &str)> = vec![
+    let cases = [
         ("wrong key", "solar", "nobody's key", good.clone().into_bytes(), 401, "unauthorized"),
         ("unknown campaign", "lunar", KEY, good.clone().into_bytes(), 404, "unknown_campaign"),
         ("not JSON", "solar", KEY, b"phone=1".to_vec(), 400, "malformed"),

@@ -2,6 +2,7 @@
 //! gateways in this process or as child processes, and a client.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+use std::fmt::Write as _;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -314,6 +315,14 @@ pub fn lead(number: u32) -> String {
     )
 }
 
+struct HexOf<'a>(&'a [u8]);
+
+impl std::fmt::LowerHex for HexOf<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
 /// Who buys in a test routing.
 pub struct BuyerLine<'a> {
     pub id: &'a str,
@@ -326,18 +335,21 @@ pub struct BuyerLine<'a> {
 /// A routing with publisher `acme`, campaign `solar` and these buyers in order of priority.
 pub fn routing(buyers: &[BuyerLine<'_>]) -> String {
     use sha2::Digest;
-    let key: String = sha2::Sha256::digest(KEY).iter().map(|byte| format!("{byte:02x}")).collect();
-    let mut text =
-        format!("[[publisher]]\nid = \"acme\"\nkeys_sha256 = [\"{key}\"]\npayout = {{ percent = \"70\" }}\n\n");
+    let mut text = format!(
+        "[[publisher]]\nid = \"acme\"\nkeys_sha256 = [\"{:x}\"]\npayout = {{ percent = \"70\" }}\n\n",
+        HexOf(&sha2::Sha256::digest(KEY))
+    );
     for buyer in buyers {
-        text += &format!(
+        let _ = write!(
+            text,
             "[[buyer]]\nid = \"{}\"\nurl = \"{}\"\ntimezone = \"America/New_York\"\n{}\n\n",
             buyer.id, buyer.url, buyer.more
         );
     }
     text += "[[campaign]]\nid = \"solar\"\ncurrency = \"USD\"\nrequired = [\"phone\"]\n";
     for (index, buyer) in buyers.iter().enumerate() {
-        text += &format!(
+        let _ = write!(
+            text,
             "[[campaign.offer]]\nbuyer = \"{}\"\nprice = \"{}\"\npriority = {}\n",
             buyer.id,
             buyer.price,
