@@ -128,7 +128,7 @@ fn a_campaign_that_is_wrong_is_refused() {
         ("order = \"random\"", "", "order"),
         ("sell_to = 2", "", "sell_to"),
         ("sell_to = 0", "", "sell_to"),
-        ("country = \"United States\"", "", "country"),
+        ("country = \"Atlantis\"", "", "country"),
         ("required = [\"zip\", \"postal_code\"]", "", "required[2]"),
         ("required = \"zip\"", "", "required"),
         ("colour = 1", "", "colour"),

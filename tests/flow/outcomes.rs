@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use capgate::cli::stub_buyer::StubBuyer;
+use capgate::domain::id::BuyerId;
 use capgate::domain::outcome::{AttemptOutcome, LeadStatus};
 
 use crate::headline::behaviours;
@@ -54,7 +55,7 @@ impl Rig {
         let ledger = self.place.ledger().await;
         let detail = closed(&ledger, answer.lead()).await;
         assert_eq!(detail.lead.status, LeadStatus::Sold);
-        assert_eq!(detail.lead.buyer.as_ref().map(|buyer| buyer.as_str()), Some("good"));
+        assert_eq!(detail.lead.buyer.as_ref().map(BuyerId::as_str), Some("good"));
         let rows: Vec<_> = detail.attempts.iter().map(|a| (a.buyer.as_str(), a.outcome, a.counted)).collect();
         assert_eq!(rows, [("bad", outcome, false), ("good", AttemptOutcome::Accepted, true)], "one row per attempt");
         assert_eq!(detail.attempts[0].reason.as_deref(), Some(reason));
@@ -111,7 +112,7 @@ async fn f46_late_yes_after_the_lead_was_sold_elsewhere_is_counted_and_not_booke
     })
     .await;
     let detail = closed(&ledger, answer.lead()).await;
-    assert_eq!(detail.lead.buyer.as_ref().map(|buyer| buyer.as_str()), Some("good"));
+    assert_eq!(detail.lead.buyer.as_ref().map(BuyerId::as_str), Some("good"));
     assert_eq!(rig.used().await, "1", "P1: a yes is counted, however late");
     assert!(detail.entries.iter().all(|entry| entry.account != "buyer:bad"), "contested: not booked until resolved");
     let metrics = get(&client(), rig.gateway.admin, "/metrics").await;
@@ -179,7 +180,10 @@ async fn p3_repeats_get_the_same_bytes_and_other_bodies_are_refused() {
     let again = post(&client, rig.gateway.intake, "same", &lead(1)).await;
     assert_eq!(first.text("status"), "sold");
     assert_eq!((again.status, &again.bytes), (200, &first.bytes), "byte for byte");
-    assert_eq!(again.headers.get("idempotent-replayed").map(|value| value.as_bytes()), Some(&b"true"[..]));
+    assert_eq!(
+        again.headers.get("idempotent-replayed").map(reqwest::header::HeaderValue::as_bytes),
+        Some(&b"true"[..])
+    );
     let other = post(&client, rig.gateway.intake, "same", &lead(2)).await;
     assert_eq!((other.status, other.text("code").as_str()), (422, "idempotency_key_reused"));
     assert_eq!(rig.stub.stats("/bad").received, 1);
@@ -221,8 +225,10 @@ async fn f44_a_publisher_that_hangs_up_changes_nothing() {
     socket.write_all(request.as_bytes()).await.expect("sends");
     until("the buyer has been asked", Duration::from_secs(5), async || rig.stub.stats("/bad").received == 1).await;
     drop(socket);
-    let retry = post(&client(), rig.gateway.intake, "gone", &body).await;
-    assert_eq!(retry.text("status"), "sold");
+    until("a retry gets the answer", Duration::from_secs(5), async || {
+        post(&client(), rig.gateway.intake, "gone", &body).await.text("status") == "sold"
+    })
+    .await;
     assert_eq!(rig.stub.stats("/bad").received, 1);
     assert_eq!(rig.used().await, "1");
     rig.gateway.app.shut_down().await;
