@@ -51,18 +51,25 @@ pub fn build(resolver: GuardedResolver) -> Result<Client, ForwardSetupError> {
 /// # Errors
 /// [`ForwardSetupError`]; nothing was sent.
 pub fn plain(timeout: Duration) -> Result<Client, ForwardSetupError> {
-    // As above: installed already is as good.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    Client::builder().no_proxy().timeout(timeout).build().map_err(ForwardSetupError::Client)
+    // They speak plain http, so no certificate authorities are read.
+    Client::builder()
+        .no_proxy()
+        .timeout(timeout)
+        .tls_backend_preconfigured(no_authorities()?)
+        .build()
+        .map_err(ForwardSetupError::Client)
 }
 
 fn without_authorities(resolver: GuardedResolver) -> Result<Client, ForwardSetupError> {
+    options(resolver).tls_backend_preconfigured(no_authorities()?).build().map_err(ForwardSetupError::Client)
+}
+
+fn no_authorities() -> Result<rustls::ClientConfig, ForwardSetupError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let tls = rustls::ClientConfig::builder_with_provider(provider)
+    Ok(rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()?
         .with_root_certificates(rustls::RootCertStore::empty())
-        .with_no_client_auth();
-    options(resolver).tls_backend_preconfigured(tls).build().map_err(ForwardSetupError::Client)
+        .with_no_client_auth())
 }
 
 fn options(resolver: GuardedResolver) -> ClientBuilder {

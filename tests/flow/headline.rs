@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use capgate::cli::stub_buyer::{PathBehaviour, StubBuyer};
+use capgate::cli::stub_buyer::{Behaviour, PathBehaviour, StubBuyer};
 use tokio::sync::Mutex;
 
 use crate::support::{BuyerLine, Gateway, Place, attempts, client, get, lead, leads, post_until_taken, routing, until};
@@ -64,12 +64,14 @@ async fn headline(place: &Place, gateways: Vec<Gateway>, stub: &StubBuyer) {
     let addresses: Vec<_> = gateways.iter().map(|gateway| gateway.intake).collect();
     let (words, mut took) = burst(&addresses).await;
     let count = |word: &str| words.iter().filter(|w| *w == word).count() as u64;
-    assert_eq!(stub.stats("/first").accepted, 100, "{words:?}");
+    until("every buyer is full", Duration::from_secs(20), async || stub.stats("/third").accepted == 500).await;
+    assert_eq!(stub.stats("/first").accepted, 100);
     assert_eq!(stub.stats("/second").accepted, 300);
     assert_eq!(stub.stats("/third").accepted, 500);
     assert_eq!(["/first", "/second", "/third"].map(|path| stub.stats(path).duplicates), [0, 0, 0], "P4");
-    assert_eq!(count("sold") + count("pending"), 900, "{words:?}");
-    assert_eq!(count("capped") + count("sold") + count("pending"), 1_000, "{words:?}");
+    // On a slow machine some verdicts come after the answer: those leads are "pending", and in the books below.
+    let (sold, capped, pending) = (count("sold"), count("capped"), count("pending"));
+    assert!(sold <= 900 && capped <= 100 && sold + capped + pending == 1_000, "{sold} {capped} {pending}");
     took.sort_unstable();
     println!("p50 {:?}  p99 {:?}  max {:?}", took[took.len() / 2], took[took.len() * 99 / 100], took[took.len() - 1]);
 
@@ -80,6 +82,7 @@ async fn headline(place: &Place, gateways: Vec<Gateway>, stub: &StubBuyer) {
         leads(&totals, "sold") + leads(&totals, "unsold") == 1_000
     })
     .await;
+    assert_eq!((leads(&totals, "sold"), leads(&totals, "unsold")), (900, 100), "{totals:?}");
     for (buyer, sold) in [("first", 100), ("second", 300), ("third", 500)] {
         assert_eq!(attempts(&totals, buyer, "accepted"), sold, "{totals:?}");
     }
@@ -136,6 +139,25 @@ async fn rough(place: Place, gateways: Vec<Gateway>, stub: &StubBuyer) {
     until("every lead is settled", Duration::from_secs(40), async || {
         totals = ledger.totals().await.expect("totals");
         leads(&totals, "sold") + leads(&totals, "unsold") == 1_000
+    })
+    .await;
+    // Every lease has ended by now. What is left of the cap can be sold to the last unit, and not one more: no unit was lost
+    // on the way, none was given back twice.
+    stub.set_behaviour("/first", Behaviour::Accept);
+    let left =
+        100_u64.saturating_sub(attempts(&totals, "first", "accepted") + attempts(&totals, "first", "late_accepted"));
+    let client = client();
+    let before = stub.stats("/second").accepted;
+    for number in 0..left + 3 {
+        post_until_taken(&client, addresses[0], &format!("more-{number}"), &lead(0)).await;
+    }
+    until("the last three go to the next buyer", Duration::from_secs(20), async || {
+        stub.stats("/second").accepted == before + 3
+    })
+    .await;
+    until("they are settled too", Duration::from_secs(20), async || {
+        totals = ledger.totals().await.expect("totals");
+        leads(&totals, "sold") + leads(&totals, "unsold") == 1_000 + left + 3
     })
     .await;
     let first = stub.stats("/first");

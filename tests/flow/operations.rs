@@ -20,7 +20,16 @@ fn one_buyer(stub: &StubBuyer, id: &str, more: &str) -> String {
 async fn sold(gateway: &Gateway, number: u32) -> String {
     let answer = post_until_taken(&client(), gateway.intake, &format!("k{number}"), &lead(number)).await;
     assert_eq!(answer.status, 200, "{answer:?}");
-    let (status, reason) = (answer.text("status"), answer.text("reason"));
+    let mut last = answer;
+    // On a slow machine the verdict may come after the answer.
+    until("the verdict", Duration::from_secs(10), async || {
+        if last.text("status") == "pending" {
+            last = get(&client(), gateway.intake, &format!("/v1/leads/{}", last.lead())).await;
+        }
+        last.text("status") != "pending"
+    })
+    .await;
+    let (status, reason) = (last.text("status"), last.text("reason"));
     if reason.is_empty() { status } else { reason }
 }
 
@@ -177,7 +186,7 @@ mod servers {
         ledger.cut();
         for number in 2..30 {
             let answer = post(&client(), gateway.intake, &format!("k{number}"), &lead(number)).await;
-            assert_eq!(answer.text("status"), "sold");
+            assert_eq!(answer.status, 200);
             assert!(answer.took < Duration::from_millis(250), "answered after {:?}", answer.took);
         }
         until("readiness lists it", Duration::from_secs(10), async || {

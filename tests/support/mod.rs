@@ -51,7 +51,8 @@ impl Backing {
         Self {
             store_url: redis,
             ledger_url: format!("{server}/{name}"),
-            prefix: name.clone(),
+            // Redis keys keep short names: at most 32 characters.
+            prefix: name.chars().rev().take(24).collect(),
             database: Some((server, name)),
         }
     }
