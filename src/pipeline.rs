@@ -199,11 +199,11 @@ impl<'a> Walk<'a> {
         }
         let admit = self.admission_record();
         let (offers, take) = self.next_take();
-        let mut result = self.gateway.store.admit_and_take(&admit, &take).await;
+        let mut result = self.ask_for_admission(&admit, &take).await;
         if matches!(result, Ok((Admission::NewLife, _))) {
             // The publisher's partition has to be opened once; a second refusal is the answer (P8).
             self.gateway.open_partitions().await;
-            result = self.gateway.store.admit_and_take(&admit, &take).await;
+            result = self.ask_for_admission(&admit, &take).await;
         }
         let progress = match result {
             Ok((Admission::New, reply)) => {
@@ -225,6 +225,26 @@ impl<'a> Walk<'a> {
         };
         self.progress.send_replace(progress);
         false
+    }
+
+    /// Asks until it is known whether the lead was taken. A call whose reply was lost may have admitted the lead and opened a
+    /// lease: left alone, the lead would wait for recovery and the unit would count as a doubt. The repeat finds both, or is
+    /// too late to start anything. Meanwhile the publisher's time runs out and it is told 503; when it sends the lead again,
+    /// it joins this walk.
+    async fn ask_for_admission(
+        &self,
+        admit: &Admit,
+        take: &Take,
+    ) -> Result<(Admission, Option<TakeReply>), StoreError> {
+        let mut pause = self.gateway.backoff();
+        loop {
+            let result = self.gateway.store.admit_and_take(admit, take).await;
+            let Err(error @ StoreError::MaybeDone(_)) = &result else { return result };
+            self.gateway.note_store_error(error);
+            if self.gateway.clock.now() >= self.deadline || !pause.wait().await {
+                return result;
+            }
+        }
     }
 
     fn admission_record(&self) -> Admit {
