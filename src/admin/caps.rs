@@ -9,8 +9,8 @@ use crate::app::Gateway;
 use crate::domain::cap::Limit;
 use crate::domain::id::{BuyerId, CapId, Partition};
 use crate::domain::money::Micros;
-use crate::domain::window::Window;
-use crate::store::{CounterKey, StoreError};
+use crate::lease::counters_at;
+use crate::store::StoreError;
 
 /// Open leases read per partition.
 const OPEN_LEASES_MAX: usize = 20_000;
@@ -38,15 +38,7 @@ pub(super) async fn table(gateway: &Gateway, only: Option<&BuyerId>) -> Result<V
     let now = gateway.store.now();
     let mut rows = Vec::new();
     for buyer in buyers {
-        let keys: Vec<CounterKey> = buyer
-            .caps
-            .iter()
-            .map(|cap| CounterKey {
-                buyer: buyer.id.clone(),
-                cap: cap.id.clone(),
-                window: Window::containing(cap.window, &buyer.timezone, now),
-            })
-            .collect();
+        let keys = counters_at(buyer, now);
         if keys.is_empty() {
             continue;
         }

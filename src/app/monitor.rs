@@ -8,11 +8,10 @@ use jiff::SignedDuration;
 
 use super::Gateway;
 use crate::domain::id::{BuyerId, Partition};
-use crate::domain::window::Window;
+use crate::lease::counters_at;
 use crate::ledger::LedgerError;
 use crate::settle::settler::SettlerStatus;
 use crate::status::shown;
-use crate::store::CounterKey;
 use crate::telemetry::cap_value;
 
 /// A look that takes longer counts as "does not answer".
@@ -104,15 +103,7 @@ async fn show_caps(gateway: &Arc<Gateway>) {
     let routing = gateway.routing();
     let now = gateway.store.now();
     for buyer in routing.compiled.routing().buyers.values() {
-        let keys: Vec<CounterKey> = buyer
-            .caps
-            .iter()
-            .map(|cap| CounterKey {
-                buyer: buyer.id.clone(),
-                cap: cap.id.clone(),
-                window: Window::containing(cap.window, &buyer.timezone, now),
-            })
-            .collect();
+        let keys = counters_at(buyer, now);
         if keys.is_empty() {
             continue;
         }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::id::{BuyerId, CampaignId, CapId, LeadId, Partition, PublisherId};
 use super::money::{Currency, Micros};
-use super::outcome::{AttemptOutcome, LeadStatus};
+use super::outcome::{AttemptOutcome, LeadStatus, Verdict};
 
 /// Version written into each event.
 pub const EVENT_VERSION: u8 = 1;
@@ -242,6 +242,35 @@ pub struct Closed {
     pub answer: String,
     /// JSON text.
     pub explanation: String,
+}
+
+impl Closed {
+    /// What a verdict says; when, why and with which words is left to the caller.
+    #[must_use]
+    pub fn of(verdict: &Verdict, lead: LeadId, publisher: PublisherId, campaign: CampaignId) -> Self {
+        let (reason, buyer, sale) = match verdict {
+            Verdict::Sold(sold) => {
+                let money = SaleMoney { price: sold.price, payout: sold.payout, currency: sold.currency };
+                (None, Some(sold.buyer.clone()), Some(money))
+            }
+            Verdict::Unsold(reason) => (Some(reason.as_str().to_owned()), None, None),
+            Verdict::InDoubt(buyer) => (None, Some(buyer.clone()), None),
+        };
+        Self {
+            lead,
+            publisher,
+            campaign,
+            status: verdict.status(),
+            reason,
+            buyer,
+            sale,
+            books: false,
+            test: false,
+            closed_at_us: 0,
+            answer: String::new(),
+            explanation: String::new(),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::domain::cap::Limit;
+use crate::domain::cap::{Cap, Limit};
 use crate::domain::event::{Attempt, WindowAmount};
 use crate::domain::lead::Lead;
 use crate::domain::lease::{AttemptInfo, Charge, Demand, LeaseKey, OpenLease, Terms};
@@ -14,7 +14,7 @@ use crate::domain::money::{Micros, Payout};
 use crate::domain::outcome::{Acceptance, AttemptOutcome, Outcome};
 use crate::domain::routing::{Buyer, Campaign, Offer, OnTimeout};
 use crate::domain::window::Window;
-use crate::store::{LeaseEnd, TakeCandidate};
+use crate::store::{CounterKey, LeaseEnd, TakeCandidate};
 
 /// Time that a lease has beyond the forward itself: connecting to the store, settling, and being late (F10).
 pub const LEASE_MARGIN: Duration = Duration::from_secs(2);
@@ -46,6 +46,17 @@ pub fn demands(buyer: &Buyer, lead: &Lead, price_max: Micros, at: Timestamp) -> 
             limit: cap.limit_units(),
         })
         .collect()
+}
+
+/// The counter of each of a buyer's caps, in the order of the file, in the window that `at` falls into.
+#[must_use]
+pub fn counters_at(buyer: &Buyer, at: Timestamp) -> Vec<CounterKey> {
+    let key = |cap: &Cap| CounterKey {
+        buyer: buyer.id.clone(),
+        cap: cap.id.clone(),
+        window: Window::containing(cap.window, &buyer.timezone, at),
+    };
+    buyer.caps.iter().map(key).collect()
 }
 
 /// What is the same for every candidate of a lead.

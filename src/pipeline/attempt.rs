@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use super::Walk;
 use super::late::LateAttempt;
-use super::{HeldOffer, Walk};
+use super::leasing::HeldOffer;
 use crate::domain::outcome::{Acceptance, AttemptOutcome, Outcome, Sold, Verdict};
 use crate::domain::routing::OnTimeout;
 use crate::forward::{ForwardOrder, Forwarded};

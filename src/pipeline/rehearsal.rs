@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::leasing::take_context;
 use super::story::{Filtered, Story};
-use super::{Progress, WalkOrder, take_context};
+use super::{Progress, WalkOrder};
 use crate::app::Gateway;
-use crate::domain::event::{Closed, Received, SaleMoney};
+use crate::domain::event::{Closed, Received};
 use crate::domain::explanation::Check;
 use crate::domain::outcome::{AttemptOutcome, Sold, Verdict};
 use crate::intake::reply;
@@ -114,29 +115,13 @@ async fn record(
     if gateway.store.admit(&admit).await? != Admission::New {
         return Ok(false);
     }
-    let (reason, buyer, sale) = match verdict {
-        Verdict::Sold(sold) => (
-            None,
-            Some(sold.buyer.clone()),
-            Some(SaleMoney { price: sold.price, payout: sold.payout, currency: sold.currency }),
-        ),
-        Verdict::Unsold(reason) => (Some(reason.as_str().to_owned()), None, None),
-        Verdict::InDoubt(buyer) => (None, Some(buyer.clone()), None),
-    };
     let close = Close {
         event: Closed {
-            lead: lead.id,
-            publisher: lead.publisher.clone(),
-            campaign: lead.campaign.clone(),
-            status: verdict.status(),
-            reason,
-            buyer,
-            sale,
-            books: false,
             test: true,
             closed_at_us: gateway.clock.now().as_microsecond(),
             answer: body.to_owned(),
             explanation,
+            ..Closed::of(verdict, lead.id, lead.publisher.clone(), lead.campaign.clone())
         },
         claim: None,
         retention: gateway.config.store.idempotency,

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use tokio::sync::watch;
 
 use crate::app::Gateway;
-use crate::domain::event::{Closed, EntryId, Mark, SaleMoney};
+use crate::domain::event::{Closed, EntryId, Mark};
 use crate::domain::explanation::Explanation;
 use crate::domain::id::{BuyerId, LeadId, Partition};
 use crate::domain::lead::Lead;
@@ -213,33 +213,28 @@ async fn close(
     answer: String,
 ) -> Result<(), RecoveryError> {
     let row = &detail.lead;
-    let (status, reason, buyer, sale, books) = match &verdict {
-        None => (row.status, row.reason.clone(), row.buyer.clone(), None, false),
-        Some((Verdict::Sold(sold), books)) => {
-            let money = SaleMoney { price: sold.price, payout: sold.payout, currency: sold.currency };
-            (LeadStatus::Sold, None, Some(sold.buyer.clone()), Some(money), *books)
-        }
-        Some((Verdict::Unsold(reason), _)) => (LeadStatus::Unsold, Some(reason.as_str().to_owned()), None, None, false),
-        Some((Verdict::InDoubt(buyer), _)) => (LeadStatus::InDoubt, None, Some(buyer.clone()), None, false),
-    };
     let explanation = match &row.explanation {
         Some(text) => text.clone(),
         None => recovered_explanation(gateway, detail),
     };
+    let (lead, publisher, campaign) = (row.lead, row.publisher.clone(), row.campaign.clone());
+    let decided = match &verdict {
+        Some((verdict, books)) => Closed { books: *books, ..Closed::of(verdict, lead, publisher, campaign) },
+        // The books have the verdict already; this only gives the store its answer back.
+        None => Closed {
+            status: row.status,
+            reason: row.reason.clone(),
+            buyer: row.buyer.clone(),
+            ..Closed::of(&Verdict::Unsold(UnsoldReason::Unavailable), lead, publisher, campaign)
+        },
+    };
     let close = Close {
         event: Closed {
-            lead: row.lead,
-            publisher: row.publisher.clone(),
-            campaign: row.campaign.clone(),
-            status,
-            reason,
-            buyer,
-            sale,
-            books,
             test: row.is_test,
             closed_at_us: gateway.clock.now().as_microsecond(),
             answer,
             explanation,
+            ..decided
         },
         claim: overdue.claim.clone(),
         retention: gateway.config.store.idempotency,

@@ -11,6 +11,7 @@ use crate::domain::id::{BuyerId, Partition};
 use crate::domain::routing::Buyer;
 use crate::domain::window::Window;
 use crate::intake::parse::{BodyType, parse};
+use crate::lease::counters_at;
 use crate::ledger::{CountedAttempt, SettleError};
 use crate::store::{CounterKey, SeedReply};
 
@@ -82,15 +83,7 @@ async fn seed_buyer(gateway: &Gateway, buyer: &Buyer) -> Result<(), SettleError>
 
 async fn missing_counters<'a>(gateway: &Gateway, buyer: &'a Buyer) -> Result<Vec<(&'a Cap, CounterKey)>, SettleError> {
     let now = gateway.store.now();
-    let keys: Vec<CounterKey> = buyer
-        .caps
-        .iter()
-        .map(|cap| CounterKey {
-            buyer: buyer.id.clone(),
-            cap: cap.id.clone(),
-            window: Window::containing(cap.window, &buyer.timezone, now),
-        })
-        .collect();
+    let keys = counters_at(buyer, now);
     let counters = gateway.store.counters(&keys).await?;
     let missing = buyer.caps.iter().zip(keys).zip(counters).filter(|(_, counter)| counter.is_none());
     Ok(missing.map(|(pair, _)| pair).collect())
