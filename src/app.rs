@@ -15,6 +15,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::clock::SharedClock;
 use crate::config::{Config, RoutingFile};
+use crate::domain::event::Attempt;
 use crate::domain::id::{BuyerId, LeadId};
 use crate::domain::routing::{Buyer, Routing};
 use crate::filter::CompiledRouting;
@@ -164,6 +165,19 @@ impl Gateway {
     /// The store refused a window: its clock differs from our estimate.
     pub fn note_store_clock(&self, store_now: jiff::Timestamp) {
         tracing::debug!(%store_now, ours = %self.store.now(), "store clock is in another window");
+    }
+
+    /// Puts an attempt into the journal whose lease the store no longer knows: it belongs in the books all the same (P5).
+    /// False when the process has to end first.
+    pub async fn record(&self, event: &Attempt) -> bool {
+        let mut pause = self.backoff();
+        while let Err(error) = self.store.record(event).await {
+            self.note_store_error(&error);
+            if matches!(error, StoreError::Bug(_)) || !pause.wait().await {
+                return false;
+            }
+        }
+        true
     }
 
     /// Counts a yes that came late, and every unit that it put above a limit.

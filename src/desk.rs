@@ -50,15 +50,14 @@ impl Desk {
         let id = lead.id;
         let (progress, waiter) = watch::channel(Progress::Started);
         let order = WalkOrder { lead: Arc::new(lead), claim, routing, publisher, resumed: None };
-        gateway.running.lock().insert(id, waiter.clone());
+        let registered = Registered::new(gateway.clone(), id, waiter.clone());
         gateway.clone().tasks.spawn(async move {
+            let _until_it_ends = (registered, permit);
             if order.lead.is_test {
                 progress.send_replace(pipeline::rehearse(&gateway, &order).await);
             } else {
                 pipeline::walk(gateway.clone(), order, progress).await;
             }
-            gateway.running.lock().remove(&id);
-            drop(permit);
         });
         Some(waiter)
     }
@@ -123,6 +122,25 @@ impl Desk {
     }
 }
 
+/// A walk that twins can find; gone with its task, however that ends.
+struct Registered {
+    gateway: Arc<Gateway>,
+    lead: LeadId,
+}
+
+impl Registered {
+    fn new(gateway: Arc<Gateway>, lead: LeadId, waiter: watch::Receiver<Progress>) -> Self {
+        gateway.running.lock().insert(lead, waiter);
+        Self { gateway, lead }
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        self.gateway.running.lock().remove(&self.lead);
+    }
+}
+
 enum Waited {
     Done(Submitted),
     Joined(LeadId),
@@ -147,10 +165,14 @@ impl LeadDesk for Desk {
         let Some(walk) = self.start(lead, claim) else {
             return Submitted::Unavailable("too many leads in flight");
         };
-        match self.wait_for(id, walk, until).await {
+        let submitted = match self.wait_for(id, walk, until).await {
             Waited::Done(submitted) => submitted,
             Waited::Joined(twin) => self.wait_for_twin(&publisher, twin, until).await,
+        };
+        if matches!(submitted, Submitted::Answered { is_replay: true, .. }) {
+            self.gateway.telemetry.intake.replays.increment(1);
         }
+        submitted
     }
 
     async fn answer(&self, publisher: &PublisherId, lead: LeadId) -> LeadAnswer {

@@ -15,6 +15,7 @@ use crate::app::{Gateway, RoutingInForce};
 use crate::domain::event::{ClaimKey, Closed, Received};
 use crate::domain::id::{BuyerId, LeadId};
 use crate::domain::lead::Lead;
+use crate::domain::lease::LeaseKey;
 use crate::domain::outcome::{AttemptOutcome, Verdict};
 use crate::domain::routing::Publisher;
 use crate::filter::CompiledCampaign;
@@ -289,7 +290,13 @@ impl<'a> Walk<'a> {
             CloseReply::Already(body) => body,
             CloseReply::NewLife => return self.leave_to_recovery(),
         };
-        self.late.contest();
+        let winner = match verdict {
+            Verdict::Sold(sold) => Some(&sold.buyer),
+            Verdict::Unsold(_) | Verdict::InDoubt(_) => None,
+        };
+        if let Some(lost) = self.late.end(winner) {
+            late::contested(self.gateway, &LeaseKey { lead: lead.id, buyer: lost.buyer });
+        }
         self.progress.send_replace(Progress::Answered { lead: lead.id, body, is_replay: false });
     }
 

@@ -7,6 +7,7 @@ use super::{AdminDesk, AdminError, ReadyCheck};
 use crate::app::reload::{Reloaded, reload_now};
 use crate::desk::Desk;
 use crate::domain::id::{BuyerId, LeadId};
+use crate::domain::outcome::LeadStatus;
 use crate::explain;
 use crate::ledger::LedgerError;
 
@@ -42,7 +43,13 @@ impl AdminDesk for Desk {
     }
 
     async fn lead(&self, lead: LeadId) -> Result<Option<Value>, AdminError> {
-        Ok(self.gateway.ledger.lead_detail(lead).await?.map(|detail| explain::as_json(&detail)))
+        let mut detail = self.gateway.ledger.lead_detail(lead).await?;
+        if detail.as_ref().is_none_or(|detail| detail.lead.status == LeadStatus::Pending) {
+            // It may still be in the journal. A journal that cannot be settled now leaves what the books have.
+            let _ = self.gateway.settler.settle_once().await;
+            detail = self.gateway.ledger.lead_detail(lead).await?;
+        }
+        Ok(detail.map(|detail| explain::as_json(&detail)))
     }
 
     async fn set_paused(&self, buyer: BuyerId, is_paused: bool) -> Result<(), AdminError> {

@@ -94,7 +94,10 @@ impl Walk<'_> {
             (EndReply::Already(_) | EndReply::Done, None) => After::Final(verdict),
             // Recovery was faster: it took this gateway for dead. The unit counts once, and the lead is sold by this yes if
             // nobody else has it.
-            (EndReply::Late { .. } | EndReply::Missing, None) => {
+            (reply @ (EndReply::Late { .. } | EndReply::Missing), None) => {
+                if reply == EndReply::Missing && !self.gateway.record(&end.late_event).await {
+                    return After::Abandoned;
+                }
                 self.gateway.late_accepted(held).await;
                 if self.late.record_yes(sold) { After::Final(verdict) } else { After::NextBuyer }
             }
@@ -181,12 +184,9 @@ impl Walk<'_> {
             };
             match reply {
                 Ok(EndReply::Done | EndReply::Late { .. } | EndReply::Already(_)) => return After::NextBuyer,
-                // The store lost the lease with everything else: the attempt still belongs in the books (P5).
                 Ok(EndReply::Missing) => {
-                    if let Err(error) = self.gateway.store.record(&end.event).await {
-                        self.gateway.note_store_error(&error);
-                    }
-                    return After::NextBuyer;
+                    let is_recorded = self.gateway.record(&end.event).await;
+                    return if is_recorded { After::NextBuyer } else { After::Abandoned };
                 }
                 Err(error @ StoreError::Bug(_)) => {
                     self.gateway.note_store_error(&error);

@@ -10,6 +10,8 @@ use tokio::sync::{Notify, oneshot};
 
 use super::attempt::sold;
 use crate::app::Gateway;
+use crate::domain::id::BuyerId;
+use crate::domain::lease::LeaseKey;
 use crate::domain::outcome::{AttemptOutcome, Outcome, Sold};
 use crate::domain::routing::OnTimeout;
 use crate::lease::{Held, Known};
@@ -61,9 +63,12 @@ impl LateBoard {
         record_yes(&self.board, sold)
     }
 
-    /// The lead has its verdict.
-    pub fn contest(&self) {
-        self.board.lock().sale = Sale::Over;
+    /// The lead has its verdict. Answers the late sale that lost: its yes came between the verdict and now.
+    pub fn end(&self, winner: Option<&BuyerId>) -> Option<Sold> {
+        match std::mem::replace(&mut self.board.lock().sale, Sale::Over) {
+            Sale::Late(sold) => Some(sold).filter(|sold| winner != Some(&sold.buyer)),
+            Sale::Open | Sale::Over => None,
+        }
     }
 
     /// Waits until a late yes sold the lead (that sale), or until no late answer can come any more (`None`).
@@ -117,6 +122,13 @@ fn record_yes(board: &Mutex<Board>, sold: Sold) -> bool {
     }
 }
 
+/// Two buyers have said yes: counted, alarmed, listed, not booked until it is resolved.
+pub(super) fn contested(gateway: &Gateway, key: &LeaseKey) {
+    gateway.telemetry.buyer(&key.buyer).contested.increment(1);
+    tracing::error!(lead = %key.lead, buyer = %key.buyer,
+        "contested: accepted late while another buyer has the lead; counted, not booked");
+}
+
 async fn settle_late(gateway: &Arc<Gateway>, board: &Mutex<Board>, attempt: &LateAttempt, outcome: &Outcome) {
     let held = &attempt.held;
     let mut pause = gateway.backoff();
@@ -124,7 +136,11 @@ async fn settle_late(gateway: &Arc<Gateway>, board: &Mutex<Board>, attempt: &Lat
         let result = match outcome {
             Outcome::Accepted(acceptance) => {
                 let known = Known::of(outcome, attempt.known.sent_at, attempt.known.duration);
-                gateway.store.commit(&held.accepted_late(acceptance, &known)).await
+                let end = held.accepted_late(acceptance, &known);
+                match gateway.store.commit(&end).await {
+                    Ok(EndReply::Missing) => gateway.store.record(&end.late_event).await.map(|()| EndReply::Missing),
+                    other => other,
+                }
             }
             Outcome::Declined { is_duplicate, .. } => {
                 let known = Known::of(outcome, attempt.known.sent_at, attempt.known.duration);
@@ -147,9 +163,7 @@ async fn settle_late(gateway: &Arc<Gateway>, board: &Mutex<Board>, attempt: &Lat
                     tracing::warn!(lead = %held.key.lead, buyer = %held.key.buyer, ?reply, "accepted after the time-out");
                     gateway.late_accepted(held).await;
                     if !record_yes(board, sold(held, acceptance)) {
-                        gateway.telemetry.buyer(&held.key.buyer).contested.increment(1);
-                        tracing::error!(lead = %held.key.lead, buyer = %held.key.buyer,
-                            "contested: accepted late while another buyer has the lead; counted, not booked");
+                        contested(gateway, &held.key);
                     }
                 }
                 return;
