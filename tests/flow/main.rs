@@ -5,6 +5,11 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+#[cfg(feature = "server-tests")]
+#[allow(dead_code, reason = "each test binary uses its own part")]
+#[path = "../support/proxy.rs"]
+mod replies;
+
 mod bad_input;
 mod crash;
 mod headline;

@@ -139,6 +139,7 @@ async fn f91_readiness_lists_its_checks() {
 #[cfg(feature = "server-tests")]
 mod servers {
     use super::*;
+    use crate::replies;
     use crate::support::Proxy;
 
     /// A gateway whose Redis and MySQL can be cut off.
@@ -227,6 +228,39 @@ mod servers {
         }
         let lines = gateway.log().lines().count() - before;
         assert!(lines < 40, "{lines} lines for 200 refused leads:\n{}", gateway.log());
+        place.backing.clean().await;
+    }
+
+    /// The store has done what it was asked, and its reply is lost: neither the lead nor its unit may be left behind.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn f20_a_lost_reply_leaves_no_unit_and_no_lead_behind() {
+        let mut place = Place::servers().await;
+        let redis = place.backing.store_url.trim_start_matches("redis://").to_owned();
+        let proxy = replies::Proxy::start(&redis).await;
+        place.backing.store_url = proxy.url();
+        let (stub, gateway) = started(&place, "[[buyer.cap]]\nwindow = \"day\"\nleads = 100").await;
+        assert_eq!(sold(&gateway, 0).await, "sold");
+        for number in 1..20 {
+            proxy.cut_replies(1);
+            assert_eq!(sold(&gateway, number).await, "sold");
+        }
+        let books = place.ledger().await;
+        until("every lead is sold, once", Duration::from_secs(40), async || {
+            matches!(books.totals().await, Ok(totals) if crate::support::leads(&totals, "sold") == 20
+                && crate::support::leads(&totals, "pending") == 0)
+        })
+        .await;
+        let totals = books.totals().await.expect("totals");
+        assert_eq!(crate::support::attempts(&totals, "sunco", "in_doubt"), 0, "{totals:?}");
+        assert_eq!((stub.stats("/b").received, stub.stats("/b").duplicates), (20, 0), "P4");
+        let caps = get(&client(), gateway.admin, "/v1/caps").await.json();
+        assert_eq!(
+            (caps["caps"][0]["used"].as_str(), caps["caps"][0]["open"].as_str()),
+            (Some("20"), Some("0")),
+            "{caps}"
+        );
+        gateway.app.shut_down().await;
+        books.shut_down().await;
         place.backing.clean().await;
     }
 }
