@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use capgate::cli::stub_buyer::StubBuyer;
 
-use crate::support::{BuyerLine, Gateway, Place, client, get, lead, post, post_until_taken, routing, until};
+use crate::support::{BuyerLine, Gateway, Place, client, get, lead, post_until_taken, routing, until};
 
 async fn started(place: &Place, more: &str) -> (StubBuyer, Gateway) {
     let stub = StubBuyer::on_loopback(Vec::new(), 1).await.expect("a stub buyer");
@@ -140,7 +140,7 @@ async fn f91_readiness_lists_its_checks() {
 mod servers {
     use super::*;
     use crate::replies;
-    use crate::support::Proxy;
+    use crate::support::{Proxy, post};
 
     /// A gateway whose Redis and MySQL can be cut off.
     async fn behind_proxies() -> (Place, Proxy, Proxy, StubBuyer, Gateway) {
