@@ -30,6 +30,7 @@ pub mod mysql;
 mod plan;
 mod sql;
 pub mod sqlite;
+mod windows;
 
 /// Why a ledger call gave no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -67,52 +67,52 @@ impl Store for Journals {
     }
 
     fn now(&self) -> Timestamp {
-        unimplemented!()
+        unreachable!("settlement does not ask for this")
     }
     async fn life(&self, _: Partition) -> Result<Option<Life>, StoreError> {
-        unimplemented!()
+        unreachable!("settlement does not ask for this")
     }
     async fn begin_life(&self, _: Partition, _: Life) -> Result<Life, StoreError> {
-        unimplemented!()
+        unreachable!("settlement does not ask for this")
     }
     async fn health(&self) -> Result<StoreHealth, StoreError> {
-        unimplemented!()
+        unreachable!("settlement does not ask for this")
     }
     async fn admit(&self, _: &Admit) -> Result<Admission, StoreError> {
-        unimplemented!()
+        unreachable!("settlement does not ask for this")
     }
     async fn take(&self, _: &Take) -> Result<TakeReply, StoreError> {
-        unimplemented!()
+        unreachable!("settlement does not ask for this")
     }
     async fn commit(&self, _: &LeaseEnd) -> Result<EndReply, StoreError> {
-        unimplemented!()
+        unreachable!("settlement does not ask for this")
     }
     async fn refund(&self, _: &LeaseEnd) -> Result<EndReply, StoreError> {
-        unimplemented!()
+        unreachable!("settlement does not ask for this")
     }
     async fn doubt(&self, _: &LeaseEnd) -> Result<EndReply, StoreError> {
-        unimplemented!()
+        unreachable!("settlement does not ask for this")
     }
     async fn give_back_at_deadline(&self, _: &LeaseKey) -> Result<(), StoreError> {
-        unimplemented!()
+        unreachable!("settlement does not ask for this")
     }
     async fn close(&self, _: &Close) -> Result<CloseReply, StoreError> {
-        unimplemented!()
+        unreachable!("settlement does not ask for this")
     }
     async fn seed(&self, _: &BuyerId, _: &Mark, _: &[(CapId, Window, u64)]) -> Result<SeedReply, StoreError> {
-        unimplemented!()
+        unreachable!("settlement does not ask for this")
     }
     async fn lead_state(&self, _: &PublisherId, _: LeadId) -> Result<Option<LeadState>, StoreError> {
-        unimplemented!()
+        unreachable!("settlement does not ask for this")
     }
     async fn counters(&self, _: &[CounterKey]) -> Result<Vec<Option<u64>>, StoreError> {
-        unimplemented!()
+        unreachable!("settlement does not ask for this")
     }
     async fn overdue_leases(&self, _: Partition, _: usize) -> Result<Vec<OpenLease>, StoreError> {
-        unimplemented!()
+        unreachable!("settlement does not ask for this")
     }
     async fn open_leases(&self, _: Partition, _: usize) -> Result<Vec<OpenLease>, StoreError> {
-        unimplemented!()
+        unreachable!("settlement does not ask for this")
     }
     async fn claim_overdue_leads(
         &self,
@@ -121,21 +121,21 @@ impl Store for Journals {
         _: Duration,
         _: usize,
     ) -> Result<Vec<OverdueLead>, StoreError> {
-        unimplemented!()
+        unreachable!("settlement does not ask for this")
     }
     async fn open_counts(&self) -> Result<OpenCounts, StoreError> {
-        unimplemented!()
+        unreachable!("settlement does not ask for this")
     }
 
     fn knows(&self, _: Partition, _: Life) -> bool {
-        unimplemented!()
+        unreachable!("settlement does not ask for this")
     }
 
     async fn record(&self, _: &Attempt) -> Result<(), StoreError> {
-        unimplemented!()
+        unreachable!("settlement does not ask for this")
     }
     async fn journal_tip(&self, _: Partition) -> Result<EntryId, StoreError> {
-        unimplemented!()
+        unreachable!("settlement does not ask for this")
     }
     async fn shut_down(&self) {}
 }

@@ -12,7 +12,7 @@ use crate::domain::event::Mark;
 use crate::domain::id::{BuyerId, CampaignId, CapId, LeadId, Partition, PublisherId};
 use crate::domain::money::{Currency, Micros};
 use crate::domain::outcome::{AttemptOutcome, LeadStatus};
-use crate::ledger::plan::{StoredPlace, stored_windows};
+use crate::ledger::windows::{StoredPlace, stored_windows};
 use crate::ledger::{AttemptRow, CountedAttempt, EntryRow, LeadDetail, LeadRow, Totals, UsageRow};
 use crate::store::CounterKey;
 
