@@ -282,7 +282,7 @@ fn reconcile(reader: Reader<'_>) -> ReconcileConfig {
     // Nothing compares counters and books yet: a wish that nobody would fulfil is refused.
     let other_than = |key, is_other: bool, default: u64| {
         if is_other && let Some(item) = reader.item(key) {
-            item.fail("not available yet", &default.to_string());
+            item.fail("not available yet", default.to_string());
         }
     };
     other_than("every_minutes", config.every != Duration::from_mins(every_minutes), every_minutes);

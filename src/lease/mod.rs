@@ -202,7 +202,7 @@ impl Held {
         LeaseEnd { key: self.key.clone(), charges: self.charges.clone(), late_event: event.clone(), event }
     }
 
-    /// For [`crate::store::Store::doubt`] (`keeps_unit`) or [`crate::store::Store::refund`] of a forward whose outcome is
+    /// For [`crate::store::Store::doubt`] (`keeps_unit`) or [`crate::store::Store::expire`] of a forward whose outcome is
     /// unknown.
     #[must_use]
     pub fn in_doubt(&self, keeps_unit: bool, known: &Known) -> LeaseEnd {

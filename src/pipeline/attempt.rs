@@ -34,6 +34,7 @@ pub(super) struct ClosedWithCommit {
 #[derive(Clone, Copy)]
 enum Verb {
     Refund,
+    Expire,
     Doubt,
 }
 
@@ -131,7 +132,7 @@ impl Walk<'_> {
         known: &Known,
     ) -> After {
         let after = match policy {
-            OnTimeout::Refund => self.end(Verb::Refund, &held.in_doubt(false, known)).await,
+            OnTimeout::Refund => self.end(Verb::Expire, &held.in_doubt(false, known)).await,
             OnTimeout::Hold => self.end(Verb::Doubt, &held.in_doubt(true, known)).await,
             // The lease stays open. Should this gateway die, recovery gives the unit back at the deadline; without a late
             // answer to wait for, that is also how it ends.
@@ -180,6 +181,7 @@ impl Walk<'_> {
         loop {
             let reply = match verb {
                 Verb::Refund => self.gateway.store.refund(end).await,
+                Verb::Expire => self.gateway.store.expire(end).await,
                 Verb::Doubt => self.gateway.store.doubt(end).await,
             };
             match reply {

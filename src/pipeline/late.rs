@@ -153,7 +153,7 @@ async fn settle_late(gateway: &Arc<Gateway>, board: &Mutex<Board>, attempt: &Lat
                 }
             }
             Outcome::Unsent { .. } | Outcome::InDoubt { .. } => match attempt.policy {
-                OnTimeout::Reserve => gateway.store.refund(&held.in_doubt(false, &attempt.known)).await,
+                OnTimeout::Reserve => gateway.store.expire(&held.in_doubt(false, &attempt.known)).await,
                 OnTimeout::Refund | OnTimeout::Hold => return,
             },
         };

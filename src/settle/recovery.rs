@@ -98,7 +98,7 @@ async fn end_overdue_leases(gateway: &Arc<Gateway>, partition: Partition) -> Res
         let on_crash = routing.compiled.routing().buyers.get(&lease.key.buyer).map_or(OnCrash::Keep, |b| b.on_crash);
         let keeps_unit = !lease.gives_back && on_crash == OnCrash::Keep;
         let end = abandoned(&lease, keeps_unit, gateway.store.now());
-        let reply = if keeps_unit { gateway.store.doubt(&end).await? } else { gateway.store.refund(&end).await? };
+        let reply = if keeps_unit { gateway.store.doubt(&end).await? } else { gateway.store.expire(&end).await? };
         tracing::warn!(lead = %lease.key.lead, buyer = %lease.key.buyer, keeps_unit, ?reply, "ended an overdue lease");
         gateway.telemetry.store.recovered.count(if keeps_unit { Recovered::Doubt } else { Recovered::Refund });
     }

@@ -312,9 +312,14 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// the limit. After a doubt: the doubt is over.
     async fn commit(&self, end: &LeaseEnd) -> Result<EndReply, StoreError>;
 
-    /// The buyer does not have the lead, or may have it and its policy is `refund`: the unit goes back. After a doubt: the
-    /// doubt is over and the unit goes back. After a commit: nothing.
+    /// The buyer does not have the lead: the unit goes back. After a doubt: the doubt is over and the unit goes back. After a
+    /// commit: nothing.
     async fn refund(&self, end: &LeaseEnd) -> Result<EndReply, StoreError>;
+
+    /// The outcome is unknown, and the unit goes back by the operator's choice (`refund`, `reserve`, `on_crash`). Only an open
+    /// lease can expire: what recovery has made a doubt, because this caller seemed dead, stays counted until an answer or an
+    /// operator ends it.
+    async fn expire(&self, end: &LeaseEnd) -> Result<EndReply, StoreError>;
 
     /// The buyer may have the lead: the unit stays counted. Only an open lease can become a doubt.
     async fn doubt(&self, end: &LeaseEnd) -> Result<EndReply, StoreError>;

@@ -82,6 +82,7 @@ macro_rules! store_contract {
             f01_refund_after_the_window_leaves_nothing_negative,
             money_is_corrected_at_the_commit,
             late_commit_after_a_doubt_is_not_counted_twice,
+            p1_an_owner_that_wakes_up_cannot_expire_a_doubt,
             late_commit_after_a_refund_counts_above_the_limit,
             commit_and_close_closes_only_what_it_committed,
             p1_last_unit_race_never_oversells,

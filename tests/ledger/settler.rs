@@ -131,6 +131,10 @@ impl Store for Journals {
         unreachable!("settlement does not ask for this")
     }
 
+    async fn expire(&self, _: &LeaseEnd) -> Result<EndReply, StoreError> {
+        unreachable!("settlement does not ask for this")
+    }
+
     async fn record(&self, _: &Attempt) -> Result<(), StoreError> {
         unreachable!("settlement does not ask for this")
     }

@@ -52,6 +52,15 @@ impl State {
         reply
     }
 
+    /// Gives back what an open lease holds; a lease that has ended stays as it is.
+    pub(super) fn expire(&mut self, now: Timestamp, end: &LeaseEnd) -> EndReply {
+        let state = self.partition_of(end.key.buyer.as_str());
+        match (state.leases.contains_key(&end.key), state.ended.get(&end.key).map(|ended| ended.mark)) {
+            (false, Some(was)) => EndReply::Already(was),
+            (true, _) | (false, None) => self.end(now, end, EndMark::Refunded),
+        }
+    }
+
     /// Ends a lease with `mark`, if its state lets it.
     pub(super) fn end(&mut self, now: Timestamp, end: &LeaseEnd, mark: EndMark) -> EndReply {
         let end_mark_ttl_ms = span_ms(self.end_mark_ttl);

@@ -224,6 +224,11 @@ impl Store for EmbeddedStore {
         self.end(end, EndMark::Refunded).await
     }
 
+    async fn expire(&self, end: &LeaseEnd) -> Result<EndReply, StoreError> {
+        check_end(end)?;
+        self.step(|state, now| state.expire(now, end)).await
+    }
+
     async fn doubt(&self, end: &LeaseEnd) -> Result<EndReply, StoreError> {
         self.end(end, EndMark::Doubt).await
     }

@@ -18,6 +18,7 @@ use crate::store::{Close, CloseReply, EndReply, LeaseEnd, StoreError};
 pub(super) enum End {
     Commit,
     Refund,
+    Expire,
     Doubt,
 }
 
@@ -26,6 +27,7 @@ impl End {
         match self {
             Self::Commit => Verb::Commit,
             Self::Refund => Verb::Refund,
+            Self::Expire => Verb::Expire,
             Self::Doubt => Verb::Doubt,
         }
     }
@@ -220,6 +222,7 @@ fn changes(how: End, end: &LeaseEnd) -> Result<Vec<Change>, StoreError> {
             let back = minus(&zero);
             vec![Change { counters: back.clone(), effects: zero }, Change { counters: back.clone(), effects: back }]
         }
+        End::Expire => vec![Change { counters: minus(&zero), effects: zero }],
         End::Doubt => {
             // Kept at what was reserved: the sum is known only when the doubt ends.
             if amounts(&end.event, &end.charges)? != reserved {

@@ -186,6 +186,10 @@ impl Store for RedisStore {
         self.run_end(End::Refund, end).await
     }
 
+    async fn expire(&self, end: &LeaseEnd) -> Result<EndReply, StoreError> {
+        self.run_end(End::Expire, end).await
+    }
+
     async fn doubt(&self, end: &LeaseEnd) -> Result<EndReply, StoreError> {
         self.run_end(End::Doubt, end).await
     }

@@ -24,6 +24,7 @@ pub(super) enum Verb {
     Commit,
     CommitClose,
     Refund,
+    Expire,
     Doubt,
     GiveBack,
     Record,
@@ -38,13 +39,14 @@ pub(super) enum Verb {
 
 impl Verb {
     /// All, in the order of their numbers.
-    pub(super) const ALL: [Self; 16] = [
+    pub(super) const ALL: [Self; 17] = [
         Self::Admit,
         Self::Take,
         Self::AdmitTake,
         Self::Commit,
         Self::CommitClose,
         Self::Refund,
+        Self::Expire,
         Self::Doubt,
         Self::GiveBack,
         Self::Record,
@@ -70,6 +72,7 @@ impl Verb {
             Self::Commit => lua!("commit"),
             Self::CommitClose => lua!("commit_close"),
             Self::Refund => lua!("refund"),
+            Self::Expire => lua!("expire"),
             Self::Doubt => lua!("doubt"),
             Self::GiveBack => lua!("give_back"),
             Self::Record => lua!("record"),
@@ -92,6 +95,7 @@ impl Verb {
             | Self::Commit
             | Self::CommitClose
             | Self::Refund
+            | Self::Expire
             | Self::Doubt
             | Self::GiveBack
             | Self::Record
@@ -105,7 +109,7 @@ impl Verb {
         let (flags, body) = split(self.file());
         let mut text = format!("{flags}\n{PRELUDE}");
         match self {
-            Self::Commit | Self::Refund | Self::Doubt => text.push_str(ENDING),
+            Self::Commit | Self::Refund | Self::Expire | Self::Doubt => text.push_str(ENDING),
             Self::AdmitTake => {
                 wrap(&mut text, "admit", Self::Admit);
                 wrap(&mut text, "take", Self::Take);

@@ -207,6 +207,29 @@ pub async fn late_commit_after_a_doubt_is_not_counted_twice<H: Harness>() {
     h.stop().await;
 }
 
+/// Recovery took the owner for dead and kept the unit as a doubt; the owner was only asleep, and its time-out must not give
+/// the unit back: the buyer may have the lead.
+pub async fn p1_an_owner_that_wakes_up_cannot_expire_a_doubt<H: Harness>() {
+    let harness = H::start().await;
+    let store = harness.store();
+    begin_lives(&*store).await;
+    let wanted = candidate(&buyer("sunco"), vec![demand("day", running_window(store.now()), 5)]);
+    seed(&*store, &wanted.buyer, &[("day", wanted.demands[0].charge.window, 0)]).await;
+    let lead = LeadId::generate();
+    assert_eq!(take_one(&*store, lead, &wanted).await, Ok(()));
+    assert_eq!(store.doubt(&end(Verb::Doubt, lead, &wanted)).await, Ok(EndReply::Done));
+    let expired = end(Verb::Refund, lead, &wanted);
+    assert_eq!(store.expire(&expired).await, Ok(EndReply::Already(EndMark::Doubt)));
+    assert_eq!(used(&*store, &wanted.buyer, "day", wanted.demands[0].charge.window).await, Some(1));
+    let other = LeadId::generate();
+    assert_eq!(take_one(&*store, other, &wanted).await, Ok(()));
+    let expired = end(Verb::Refund, other, &wanted);
+    assert_eq!(store.expire(&expired).await, Ok(EndReply::Done));
+    assert_eq!(store.expire(&expired).await, Ok(EndReply::Already(EndMark::Refunded)));
+    assert_eq!(used(&*store, &wanted.buyer, "day", wanted.demands[0].charge.window).await, Some(1));
+    harness.stop().await;
+}
+
 pub async fn late_commit_after_a_refund_counts_above_the_limit<H: Harness>() {
     let h = H::start().await;
     let store = h.store();
