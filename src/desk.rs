@@ -98,10 +98,13 @@ impl Desk {
             };
         }
         loop {
-            match self.gateway.store.lead_state(publisher, lead).await {
-                Ok(Some(LeadState::Finished(body))) => return Submitted::Answered { lead, body, is_replay: true },
-                Ok(Some(LeadState::Running) | None) => {}
-                Err(error) => self.gateway.note_store_error(&error),
+            // A slow store must not make the answer late: the lead is acknowledged, so "pending" is true.
+            let looked = tokio::time::timeout_at(until, self.gateway.store.lead_state(publisher, lead)).await;
+            match looked {
+                Ok(Ok(Some(LeadState::Finished(body)))) => return Submitted::Answered { lead, body, is_replay: true },
+                Ok(Ok(Some(LeadState::Running) | None)) => {}
+                Ok(Err(error)) => self.gateway.note_store_error(&error),
+                Err(_) => return Submitted::Pending { lead },
             }
             if Instant::now() + TWIN_LOOK >= until {
                 return Submitted::Pending { lead };

@@ -104,6 +104,8 @@ pub async fn walk(gateway: Arc<Gateway>, order: WalkOrder, progress: watch::Send
             After::NextBuyer => {}
             After::Final(verdict) => break verdict,
             After::Abandoned => return walk.leave_to_recovery(),
+            // The store lost its data between the sale and its close: the sale is in the books, the close is asked again.
+            After::Closed(closed) if closed.reply == CloseReply::NewLife => break closed.verdict,
             After::Closed(closed) => return walk.closed(&closed.verdict, &closed.close, closed.reply),
         }
     };
@@ -213,10 +215,17 @@ impl<'a> Walk<'a> {
         take: &Take,
     ) -> Result<(Admission, Option<TakeReply>), StoreError> {
         let mut pause = self.gateway.backoff();
+        let mut may_have_happened = false;
         loop {
             let result = self.gateway.store.admit_and_take(admit, take).await;
-            let Err(error @ StoreError::MaybeDone(_)) = &result else { return result };
-            self.gateway.note_store_error(error);
+            match &result {
+                Err(StoreError::MaybeDone(_)) => may_have_happened = true,
+                Err(StoreError::NotDone(_)) if may_have_happened => {}
+                Ok(_) | Err(StoreError::NotDone(_) | StoreError::Bug(_)) => return result,
+            }
+            if let Err(error) = &result {
+                self.gateway.note_store_error(error);
+            }
             if self.gateway.clock.now() >= self.deadline || !pause.wait().await {
                 return result;
             }
@@ -248,6 +257,8 @@ impl<'a> Walk<'a> {
         let mut pause = self.gateway.backoff();
         loop {
             match self.gateway.store.close(&close).await {
+                // Opened once more, the partition takes the verdict: this walk is the only one that still knows it (P5).
+                Ok(CloseReply::NewLife) => self.gateway.open_partitions().await,
                 Ok(reply) => return self.closed(&verdict, &close, reply),
                 Err(error) => self.gateway.note_store_error(&error),
             }

@@ -134,8 +134,12 @@ impl Walk<'_> {
         let after = match policy {
             OnTimeout::Refund => self.end(Verb::Expire, &held.in_doubt(false, known)).await,
             OnTimeout::Hold => self.end(Verb::Doubt, &held.in_doubt(true, known)).await,
-            // The lease stays open. Should this gateway die, recovery gives the unit back at the deadline; without a late
-            // answer to wait for, that is also how it ends.
+            // Broken or cut off: there is no late answer to keep the unit for.
+            OnTimeout::Reserve if forwarded.late.is_none() => {
+                self.end(Verb::Expire, &held.in_doubt(false, known)).await
+            }
+            // The lease stays open while the answer may come. Should this gateway die, recovery gives the unit back at the
+            // deadline.
             OnTimeout::Reserve => {
                 let mut pause = self.gateway.backoff();
                 while let Err(error) = self.gateway.store.give_back_at_deadline(&held.key).await {

@@ -102,6 +102,11 @@ async fn a_buyer_that_breaks_after_reading_is_in_doubt_and_passed_over() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_broken_connection_gives_the_unit_back_at_once_under_reserve_too() {
+    rig("close", "on_timeout = \"reserve\"").await.cascades(AttemptOutcome::InDoubt, "broken").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn f46_late_yes_after_the_lead_was_sold_elsewhere_is_counted_and_not_booked() {
     let rig = rig("late:500", "timeout_ms = 200").await;
     let answer = rig.post().await;
