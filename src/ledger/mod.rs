@@ -255,6 +255,15 @@ pub trait Ledger: Send + Sync + std::fmt::Debug {
     /// Units of these windows that unresolved doubts hold.
     async fn units_in_doubt(&self, keys: &[CounterKey]) -> Result<Vec<u64>, LedgerError>;
 
+    /// Attempts of a buyer whose outcome is unknown, whether their units count or not, from the oldest on; those after
+    /// `after`, at most `count_max`.
+    async fn doubts(
+        &self,
+        buyer: &BuyerId,
+        after: Option<&DoubtPlace>,
+        count_max: usize,
+    ) -> Result<Vec<DoubtRow>, LedgerError>;
+
     /// A lead's row.
     async fn lead(&self, lead: LeadId) -> Result<Option<LeadRow>, LedgerError>;
 
@@ -302,6 +311,26 @@ pub struct CountedAttempt {
     pub payload: Option<String>,
     /// What it costs.
     pub price: Micros,
+}
+
+/// Where an attempt stands among a buyer's doubts: by the time it was sent, then by lead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DoubtPlace {
+    /// When the forward started.
+    pub sent_at: Timestamp,
+    /// The lead.
+    pub lead: LeadId,
+}
+
+/// An attempt that waits for a late answer or for `resolve`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DoubtRow {
+    /// Which.
+    pub place: DoubtPlace,
+    /// Do its units count?
+    pub counted: bool,
+    /// Why it is in doubt: `timeout`, `gateway_lost`, ...
+    pub reason: Option<String>,
 }
 
 /// A shared ledger.

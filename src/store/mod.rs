@@ -20,7 +20,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use jiff::Timestamp;
 
-use crate::domain::event::{Attempt, ClaimKey, Closed, EntryId, JournalEntry, Life, Mark, Received};
+use crate::domain::event::{Attempt, ClaimKey, Closed, EntryId, JournalEntry, Life, Mark, Received, WindowAmount};
 use crate::domain::id::{BuyerId, CapId, LeadId, Partition, PublisherId};
 use crate::domain::lease::{AttemptInfo, Charge, Demand, EndMark, LeaseKey, OpenLease};
 use crate::domain::window::Window;
@@ -326,6 +326,15 @@ pub trait Store: Send + Sync + std::fmt::Debug {
 
     /// Appends an attempt event that changes no unit: a "no" that came after the unit had gone back.
     async fn record(&self, event: &Attempt) -> Result<(), StoreError>;
+
+    /// Appends a closed event of a lead that has its answer already, which stays as it is: a doubt that is resolved moves the
+    /// lead's row in the books and never the answer that its publisher got (P3).
+    async fn record_verdict(&self, event: &Closed) -> Result<(), StoreError>;
+
+    /// Sets the end mark of a lease whose mark has expired, from what the books know: `mark`, and in `windows` what the
+    /// attempt counts (nothing after a refund). From then on the lease ends as if the mark had never gone. Changes nothing
+    /// while there is a lease or a mark.
+    async fn remember(&self, key: &LeaseKey, mark: EndMark, windows: &[WindowAmount]) -> Result<(), StoreError>;
 
     /// The owner of an open lease saw the time-out and wants recovery to give the unit back when the deadline passes.
     async fn give_back_at_deadline(&self, key: &LeaseKey) -> Result<(), StoreError>;

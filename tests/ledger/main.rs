@@ -68,6 +68,7 @@ macro_rules! all_behaviours {
                 leads_are_found_by_key,
                 a_lead_is_told_with_attempts_and_entries,
                 counted_attempts_carry_what_a_new_cap_needs,
+                doubts_are_listed_from_the_oldest_on_page_by_page,
                 paused_buyers_are_remembered,
                 payloads_are_removed_and_rows_stay,
                 totals_find_books_that_do_not_balance,

@@ -154,6 +154,40 @@ pub async fn counted_attempts_carry_what_a_new_cap_needs(books: &Books) {
     assert_eq!(read(RECEIVED_US + 1_001, Some(RECEIVED_US + 5_000)).await.len(), 0);
 }
 
+pub async fn doubts_are_listed_from_the_oldest_on_page_by_page(books: &Books) {
+    let journal = Journal::default();
+    let mut expected = Vec::new();
+    for index in 0..7_i64 {
+        let lead = LeadId::generate();
+        // Three at one instant, so that pages end between attempts that only their leads tell apart; the last are the oldest.
+        let sent_at_us = RECEIVED_US - 1_000 * (index / 3);
+        let doubt = attempt(lead, "acme", "sunco", AttemptOutcome::InDoubt);
+        let reason = Some("gateway_lost".to_owned());
+        journal.append(&Event::Attempt(Attempt { sent_at_us, counted: index % 2 == 0, reason, ..doubt }));
+        expected.push((sent_at_us, lead, index % 2 == 0));
+    }
+    expected.sort_unstable();
+    let resolved = attempt(LeadId::generate(), "acme", "sunco", AttemptOutcome::InDoubt);
+    journal.append(&Event::Attempt(resolved.clone()));
+    journal.append(&Event::Attempt(Attempt { outcome: AttemptOutcome::Declined, counted: false, ..resolved }));
+    journal.append(&Event::Attempt(attempt(LeadId::generate(), "acme", "volt", AttemptOutcome::InDoubt)));
+    journal.append(&Event::Attempt(attempt(LeadId::generate(), "acme", "sunco", AttemptOutcome::Accepted)));
+    books.settle_all(&journal, 100).await;
+    for page in [1, 2, 3, 100] {
+        let (mut found, mut after) = (Vec::new(), None);
+        loop {
+            let rows = books.ledger.doubts(&buyer("sunco"), after.as_ref(), page).await.unwrap();
+            assert!(rows.len() <= page);
+            let Some(last) = rows.last() else { break };
+            assert_eq!(last.reason.as_deref(), Some("gateway_lost"));
+            after = Some(last.place);
+            found.extend(rows.iter().map(|row| (row.place.sent_at.as_microsecond(), row.place.lead, row.counted)));
+        }
+        assert_eq!(found, expected, "in pages of {page}");
+    }
+    assert_eq!(books.ledger.doubts(&buyer("nobody"), None, 10).await.unwrap(), []);
+}
+
 pub async fn paused_buyers_are_remembered(books: &Books) {
     for (id, is_paused) in [("sunco", true), ("volt", true), ("sunco", true), ("volt", false), ("ray", false)] {
         books.ledger.set_paused(&buyer(id), is_paused).await.unwrap();

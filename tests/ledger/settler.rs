@@ -93,6 +93,12 @@ impl Store for Journals {
     async fn doubt(&self, _: &LeaseEnd) -> Result<EndReply, StoreError> {
         unreachable!("settlement does not ask for this")
     }
+    async fn record_verdict(&self, _: &Closed) -> Result<(), StoreError> {
+        unimplemented!()
+    }
+    async fn remember(&self, _: &LeaseKey, _: EndMark, _: &[WindowAmount]) -> Result<(), StoreError> {
+        unimplemented!()
+    }
     async fn give_back_at_deadline(&self, _: &LeaseKey) -> Result<(), StoreError> {
         unreachable!("settlement does not ask for this")
     }

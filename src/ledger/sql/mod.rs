@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 
 use super::{
-    CountedAttempt, JournalSource, LeadDetail, LeadRow, Ledger, LedgerError, MigrationStep, SettleError, Settled,
+    CountedAttempt, DoubtPlace, DoubtRow, JournalSource, LeadDetail, LeadRow, Ledger, LedgerError, MigrationStep, SettleError, Settled,
     Totals, UsageRow,
 };
 use crate::domain::event::{EntryId, Life, Mark};
@@ -147,6 +147,15 @@ impl<D: Database> Ledger for SqlLedger<D> {
 
     async fn units_in_doubt(&self, keys: &[CounterKey]) -> Result<Vec<u64>, LedgerError> {
         Ok(self.read_units_in_doubt(keys).await?)
+    }
+
+    async fn doubts(
+        &self,
+        buyer: &BuyerId,
+        after: Option<&DoubtPlace>,
+        count_max: usize,
+    ) -> Result<Vec<DoubtRow>, LedgerError> {
+        Ok(self.read_doubts(buyer, after, count_max).await?)
     }
 
     async fn lead(&self, lead: LeadId) -> Result<Option<LeadRow>, LedgerError> {

@@ -13,7 +13,7 @@ use crate::domain::id::{BuyerId, CampaignId, CapId, LeadId, Partition, Publisher
 use crate::domain::money::{Currency, Micros};
 use crate::domain::outcome::{AttemptOutcome, LeadStatus};
 use crate::ledger::windows::{StoredPlace, stored_windows};
-use crate::ledger::{AttemptRow, CountedAttempt, EntryRow, LeadDetail, LeadRow, Totals, UsageRow};
+use crate::ledger::{AttemptRow, CountedAttempt, DoubtPlace, DoubtRow, EntryRow, LeadDetail, LeadRow, Totals, UsageRow};
 use crate::store::CounterKey;
 
 /// DATETIME columns come as text, which SQLite has anyway.
@@ -201,6 +201,33 @@ impl<D: Database> SqlLedger<D> {
             units.get(&(key.buyer.as_str().to_owned(), place)).copied().unwrap_or(0)
         };
         Ok(keys.iter().map(of).collect())
+    }
+
+    pub(super) async fn read_doubts(
+        &self,
+        buyer: &BuyerId,
+        after: Option<&DoubtPlace>,
+        count_max: usize,
+    ) -> Result<Vec<DoubtRow>, DbError> {
+        let mut session = self.database.reader().await?;
+        let mut sql = "SELECT lead_id, CAST(sent_at AS CHAR), counted, reason FROM attempts \
+                       WHERE buyer_id = ? AND outcome = 'in_doubt'"
+            .to_owned();
+        let mut args: Vec<Value> = vec![buyer.as_str().into()];
+        if let Some(after) = after {
+            sql.push_str(" AND sent_at >= ? AND (sent_at > ? OR lead_id > ?)");
+            args.extend([Value::time(after.sent_at), Value::time(after.sent_at), after.lead.into()]);
+        }
+        sql.push_str(" ORDER BY sent_at, lead_id LIMIT ?");
+        args.push(i64::try_from(count_max).unwrap_or(i64::MAX).into());
+        let rows = session.fetch(sql.into(), args, &[Kind::Bytes, Kind::Text, Kind::Int, Kind::Text]).await?;
+        session.release();
+        let read = |mut row: Row| {
+            let (lead, sent_at) = (row.lead()?, row.time()?);
+            let place = DoubtPlace { sent_at, lead };
+            Ok(DoubtRow { place, counted: row.int()? != 0, reason: row.opt_text()? })
+        };
+        rows.into_iter().map(read).collect()
     }
 
     pub(super) async fn read_lead(&self, filter: &'static str, args: Vec<Value>) -> Result<Option<LeadRow>, DbError> {

@@ -89,7 +89,7 @@ pub(super) struct Effect {
     pub(super) units: i64,
 }
 
-/// One change of one partition. Those from `Reset` on stand in snapshots only.
+/// One change of one partition. Those from `Reset` on stand in snapshots, except for `Entry` and `Mark`, which are changes too.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Change {

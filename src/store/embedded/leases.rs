@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use super::change::{Change, CounterRecord, Held, Lease};
 use super::partition::PartitionState;
 use super::state::{State, span_ms, span_us};
-use crate::domain::event::{Attempt, Event, Life, Mark, WindowAmount};
+use crate::domain::event::{Event, Life, Mark, WindowAmount};
 use crate::domain::id::{BuyerId, CapId, LeadId, Partition};
 use crate::domain::lease::{Charge, Demand, EndMark, LeaseKey, OpenLease};
 use crate::domain::window::Window;
@@ -81,7 +81,7 @@ impl State {
         let change = Change::End {
             key: end.key.clone(),
             mark,
-            counts: counts_of(event, mark),
+            counts: counts_of(&event.windows, mark),
             expires_ms: now.as_millisecond().saturating_add(end_mark_ttl_ms),
             entry: state.next_entry(now.as_millisecond()),
         };
@@ -90,12 +90,22 @@ impl State {
         reply
     }
 
-    /// Appends an event that changes no unit.
-    pub(super) fn record(&mut self, now: Timestamp, event: &Attempt) {
-        let state = self.partition_of(event.buyer.as_str());
+    /// Appends an event that changes no unit, in the partition of `owner`.
+    pub(super) fn record(&mut self, now: Timestamp, owner: &str, event: &Event) {
+        let state = self.partition_of(owner);
         let (life, id) = (state.life.unwrap_or(Life(0)), state.next_entry(now.as_millisecond()));
-        let bytes = Event::Attempt(event.clone()).to_bytes();
-        self.change_of(event.buyer.as_str(), Change::Entry { life, id, effects: Vec::new() }, Some(bytes.into()));
+        self.change_of(owner, Change::Entry { life, id, effects: Vec::new() }, Some(event.to_bytes().into()));
+    }
+
+    /// Sets an end mark that has expired.
+    pub(super) fn remember(&mut self, now: Timestamp, key: &LeaseKey, mark: EndMark, windows: &[WindowAmount]) {
+        let expires_ms = now.as_millisecond().saturating_add(span_ms(self.end_mark_ttl));
+        let state = self.partition_of(key.buyer.as_str());
+        state.purge(now.as_millisecond());
+        if !state.leases.contains_key(key) && !state.ended.contains_key(key) {
+            let change = Change::Mark { key: key.clone(), mark, counts: counts_of(windows, mark), expires_ms };
+            self.change_of(key.buyer.as_str(), change, None);
+        }
     }
 
     pub(super) fn give_back_at_deadline(&mut self, key: &LeaseKey) {
@@ -238,9 +248,9 @@ fn lease_of(now: Timestamp, lead: LeadId, candidate: &TakeCandidate) -> Lease {
 }
 
 /// What counts after an end.
-fn counts_of(event: &Attempt, mark: EndMark) -> Vec<WindowAmount> {
+fn counts_of(windows: &[WindowAmount], mark: EndMark) -> Vec<WindowAmount> {
     match mark {
-        EndMark::Committed | EndMark::Doubt => event.windows.clone(),
+        EndMark::Committed | EndMark::Doubt => windows.to_vec(),
         EndMark::Refunded => Vec::new(),
     }
 }

@@ -21,7 +21,7 @@ use super::{
     Store, StoreError, StoreHealth, Take, TakeReply,
 };
 use crate::clock::SharedClock;
-use crate::domain::event::{Attempt, Closed, EntryId, JournalEntry, Life, Mark, Received};
+use crate::domain::event::{Attempt, Closed, EntryId, Event, JournalEntry, Life, Mark, Received, WindowAmount};
 use crate::domain::id::{BuyerId, CapId, LeadId, Partition, PublisherId};
 use crate::domain::lease::{EndMark, LeaseKey, OpenLease};
 use crate::domain::window::Window;
@@ -235,7 +235,18 @@ impl Store for EmbeddedStore {
 
     async fn record(&self, event: &Attempt) -> Result<(), StoreError> {
         check_attempt(event)?;
-        self.step(|state, now| state.record(now, event)).await
+        let (owner, event) = (event.buyer.as_str(), Event::Attempt(event.clone()));
+        self.step(|state, now| state.record(now, owner, &event)).await
+    }
+
+    async fn record_verdict(&self, event: &Closed) -> Result<(), StoreError> {
+        check_closed(event)?;
+        let (owner, event) = (event.publisher.as_str(), Event::Closed(event.clone()));
+        self.step(|state, now| state.record(now, owner, &event)).await
+    }
+
+    async fn remember(&self, key: &LeaseKey, mark: EndMark, windows: &[WindowAmount]) -> Result<(), StoreError> {
+        self.step(|state, now| state.remember(now, key, mark, windows)).await
     }
 
     async fn give_back_at_deadline(&self, key: &LeaseKey) -> Result<(), StoreError> {

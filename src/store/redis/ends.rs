@@ -9,7 +9,7 @@ use super::reply::{Answer, Call};
 use super::scripts::Verb;
 use super::{RedisStore, Reply, first_word, millis, nth, unknown_reply};
 use crate::domain::event::{Attempt, Event, Life};
-use crate::domain::id::BuyerId;
+use crate::domain::id::{BuyerId, Partition};
 use crate::domain::lease::{Charge, EndMark, LeaseKey};
 use crate::store::{Close, CloseReply, EndReply, LeaseEnd, StoreError};
 
@@ -157,12 +157,11 @@ impl RedisStore {
         Ok(Ended::Reply(reply))
     }
 
-    pub(super) async fn run_record(&self, event: &Attempt) -> Result<(), StoreError> {
-        let partition = self.partition(event.buyer.as_str());
+    pub(super) async fn run_record(&self, partition: Partition, event: &Event) -> Result<(), StoreError> {
         let mut life = self.known_life(partition);
         for _ in 0..3 {
             let mut call = Call::new(vec![self.keys.life(partition), self.keys.journal(partition, life)]);
-            call.arg(life_text(life)).arg(Event::Attempt(event.clone()).to_bytes());
+            call.arg(life_text(life)).arg(event.to_bytes());
             let answer = self.client.run(Verb::Record, &call).await?;
             match first_word(&answer.reply)? {
                 ("done", _) => {
@@ -174,6 +173,18 @@ impl RedisStore {
             }
         }
         Err(StoreError::NotDone("the partition's life keeps changing".to_owned()))
+    }
+
+    pub(super) async fn run_remember(&self, key: &LeaseKey, mark: EndMark) -> Result<(), StoreError> {
+        let LeaseKey { lead, buyer } = key;
+        let partition = self.partition(buyer.as_str());
+        let mut call = Call::new(vec![
+            self.keys.end_mark(partition, *lead, buyer),
+            self.keys.leases(partition, buyer),
+        ]);
+        call.arg(lead.to_string()).arg(mark.as_str().to_owned()).number(millis(self.end_mark_ttl).max(1));
+        self.client.run(Verb::Remember, &call).await?;
+        Ok(())
     }
 
     pub(super) async fn run_give_back(&self, key: &LeaseKey) -> Result<(), StoreError> {

@@ -34,9 +34,9 @@ use super::{
     Store, StoreError, StoreHealth, Take, TakeReply,
 };
 use crate::clock::SharedClock;
-use crate::domain::event::{Attempt, EntryId, JournalEntry, Life, Mark};
+use crate::domain::event::{Attempt, Closed, EntryId, Event, JournalEntry, Life, Mark, WindowAmount};
 use crate::domain::id::{BuyerId, CapId, LeadId, Partition, PublisherId};
-use crate::domain::lease::{LeaseKey, OpenLease};
+use crate::domain::lease::{EndMark, LeaseKey, OpenLease};
 use crate::domain::routing::Secret;
 use crate::domain::window::Window;
 
@@ -195,7 +195,16 @@ impl Store for RedisStore {
     }
 
     async fn record(&self, event: &Attempt) -> Result<(), StoreError> {
-        self.run_record(event).await
+        self.run_record(self.partition(event.buyer.as_str()), &Event::Attempt(event.clone())).await
+    }
+
+    async fn record_verdict(&self, event: &Closed) -> Result<(), StoreError> {
+        self.run_record(self.partition(event.publisher.as_str()), &Event::Closed(event.clone())).await
+    }
+
+    async fn remember(&self, key: &LeaseKey, mark: EndMark, _windows: &[WindowAmount]) -> Result<(), StoreError> {
+        // The mark says only how the lease ended: what it counts comes with the call that ends it again.
+        self.run_remember(key, mark).await
     }
 
     async fn give_back_at_deadline(&self, key: &LeaseKey) -> Result<(), StoreError> {

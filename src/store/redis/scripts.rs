@@ -28,6 +28,7 @@ pub(super) enum Verb {
     Doubt,
     GiveBack,
     Record,
+    Remember,
     Close,
     Seed,
     BeginLife,
@@ -50,6 +51,7 @@ impl Verb {
         Self::Doubt,
         Self::GiveBack,
         Self::Record,
+        Self::Remember,
         Self::Close,
         Self::Seed,
         Self::BeginLife,
@@ -76,6 +78,7 @@ impl Verb {
             Self::Doubt => lua!("doubt"),
             Self::GiveBack => lua!("give_back"),
             Self::Record => lua!("record"),
+            Self::Remember => lua!("remember"),
             Self::Close => lua!("close"),
             Self::Seed => lua!("seed"),
             Self::BeginLife => lua!("begin_life"),
@@ -99,6 +102,7 @@ impl Verb {
             | Self::Doubt
             | Self::GiveBack
             | Self::Record
+            | Self::Remember
             | Self::Close => Lane::Hot,
             Self::Seed | Self::BeginLife | Self::ClaimLeads | Self::Overdue | Self::Tip | Self::Trim => Lane::Bulk,
         }
