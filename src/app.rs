@@ -17,6 +17,7 @@ use crate::clock::SharedClock;
 use crate::config::{Config, RoutingFile};
 use crate::domain::event::Attempt;
 use crate::domain::id::{BuyerId, LeadId};
+use crate::domain::lease::Charge;
 use crate::domain::routing::{Buyer, Routing};
 use crate::filter::CompiledRouting;
 use crate::forward::Forwarder;
@@ -92,6 +93,8 @@ pub struct Gateway {
     pub settler: Settler,
     pub(crate) lives: Lives,
     pub(crate) seeder: Seeder,
+    /// One doubt is resolved at a time: who pays the publisher depends on what is booked already.
+    pub(crate) resolving: tokio::sync::Mutex<()>,
     pub(crate) routing: ArcSwap<RoutingInForce>,
     pub(crate) routing_file: Mutex<RoutingFile>,
     pub(crate) reload_wanted: Notify,
@@ -182,20 +185,20 @@ impl Gateway {
 
     /// Counts a yes that came late, and every unit that it put above a limit.
     pub async fn late_accepted(&self, held: &Held) {
-        let metrics = self.telemetry.buyer(&held.key.buyer);
-        metrics.late_accepted.increment(1);
-        let keys: Vec<CounterKey> = held
-            .charges
-            .iter()
-            .map(|charge| CounterKey { buyer: held.key.buyer.clone(), cap: charge.cap.clone(), window: charge.window })
-            .collect();
+        self.telemetry.buyer(&held.key.buyer).late_accepted.increment(1);
+        let charged: Vec<_> = held.charges.iter().cloned().zip(held.limits.iter().copied()).collect();
+        self.note_overshoot(&held.key.buyer, &charged).await;
+    }
+
+    /// Counts every unit of these charges that stands above the limit beside it.
+    pub async fn note_overshoot(&self, buyer: &BuyerId, charged: &[(Charge, u64)]) {
+        let key = |charge: &Charge| CounterKey { buyer: buyer.clone(), cap: charge.cap.clone(), window: charge.window };
+        let keys: Vec<CounterKey> = charged.iter().map(|(charge, _)| key(charge)).collect();
         let Ok(counters) = self.store.counters(&keys).await else { return };
-        for ((charge, limit), counter) in held.charges.iter().zip(&held.limits).zip(counters) {
+        for ((charge, limit), counter) in charged.iter().zip(counters) {
             let Some(used) = counter.filter(|used| used > limit) else { continue };
-            let above = (used - limit).min(charge.amount);
-            metrics.cap_overshoot.increment(above);
-            tracing::error!(buyer = %held.key.buyer, cap = %charge.cap, used, limit,
-                "a late yes was counted above the limit");
+            self.telemetry.buyer(buyer).cap_overshoot.increment((used - limit).min(charge.amount));
+            tracing::error!(%buyer, cap = %charge.cap, used, limit, "a late yes was counted above the limit");
         }
     }
 }

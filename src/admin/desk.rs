@@ -1,21 +1,36 @@
 //! What the admin listener can ask of a gateway.
 
 use async_trait::async_trait;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::{AdminDesk, AdminError, ReadyCheck};
+use super::{AdminDesk, AdminError, ReadyCheck, write_place};
 use crate::app::reload::{Reloaded, reload_now};
 use crate::desk::Desk;
 use crate::domain::id::{BuyerId, LeadId};
+use crate::domain::lease::LeaseKey;
 use crate::domain::outcome::LeadStatus;
 use crate::explain;
-use crate::ledger::LedgerError;
+use crate::ledger::{DoubtPlace, DoubtRow, LedgerError};
+use crate::settle::resolve::{ResolveError, Wish, resolve};
 
 impl From<LedgerError> for AdminError {
     fn from(error: LedgerError) -> Self {
         Self::Unavailable(error.to_string())
     }
 }
+
+impl From<ResolveError> for AdminError {
+    fn from(error: ResolveError) -> Self {
+        match error {
+            ResolveError::NotFound => Self::NotFound,
+            ResolveError::Conflict(why) => Self::Conflict(why),
+            ResolveError::Away(error) => Self::Unavailable(error.to_string()),
+        }
+    }
+}
+
+/// Doubts in one answer.
+const DOUBTS_MAX: usize = 100;
 
 #[async_trait]
 impl AdminDesk for Desk {
@@ -68,8 +83,38 @@ impl AdminDesk for Desk {
         }
     }
 
-    async fn resolve(&self, _lead: LeadId, _buyer: BuyerId, _is_accepted: bool) -> Result<Value, AdminError> {
-        Err(AdminError::NotAvailableYet)
+    async fn doubts(&self, buyer: BuyerId, after: Option<DoubtPlace>) -> Result<Value, AdminError> {
+        let doubts = self.gateway.ledger.doubts(&buyer, after.as_ref(), DOUBTS_MAX).await?;
+        let is_known = self.gateway.routing().compiled.routing().buyers.contains_key(&buyer);
+        // A buyer that the routing no longer has may have left doubts behind.
+        if doubts.is_empty() && after.is_none() && !is_known {
+            return Err(AdminError::NotFound);
+        }
+        let next = doubts.last().filter(|_| doubts.len() == DOUBTS_MAX).map(|last| write_place(&last.place));
+        let row = |doubt: &DoubtRow| {
+            json!({
+                "lead_id": doubt.place.lead.to_string(),
+                "sent_at": doubt.place.sent_at.to_string(),
+                "counted": doubt.counted,
+                "reason": doubt.reason,
+            })
+        };
+        Ok(json!({ "doubts": doubts.iter().map(row).collect::<Vec<_>>(), "next": next }))
+    }
+
+    async fn resolve(&self, lead: LeadId, buyer: BuyerId, is_accepted: bool) -> Result<Value, AdminError> {
+        let gateway = self.gateway.clone();
+        let key = LeaseKey { lead, buyer: buyer.clone() };
+        let wish = if is_accepted { Wish::Accepted } else { Wish::Declined };
+        // An operator that hangs up does not stop half way between attempt and lead.
+        let task = self.gateway.tasks.spawn(async move { resolve(&gateway, &key, wish).await });
+        let resolved = task.await.map_err(|_| AdminError::Unavailable("it ended early".to_owned()))??;
+        Ok(json!({
+            "lead_id": lead.to_string(),
+            "buyer": buyer.as_str(),
+            "outcome": resolved.outcome.as_str(),
+            "status": resolved.lead.as_str(),
+        }))
     }
 
     async fn reconcile(&self, _is_dry_run: bool) -> Result<Value, AdminError> {

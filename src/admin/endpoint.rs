@@ -12,8 +12,8 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use super::AdminDesk;
 use super::reply::{self, Refusal};
+use super::{AdminDesk, read_place};
 use crate::domain::id::{BuyerId, LeadId};
 use crate::domain::routing::Secret;
 use crate::intake::auth::bearer_token;
@@ -43,6 +43,7 @@ enum Route<'a> {
     Caps,
     Lead(&'a str),
     Pause { buyer: &'a str, is_paused: bool },
+    Doubts(&'a str),
     Resolve(&'a str),
     Reload,
     Reconcile,
@@ -109,6 +110,13 @@ impl Endpoint {
                 in_time(self.desk.set_paused(buyer.clone(), is_paused)).await??;
                 Ok(reply::done(&json!({ "buyer": buyer.as_str(), "paused": is_paused })))
             }
+            Route::Doubts(buyer) => {
+                let buyer = buyer_id(buyer)?;
+                let place =
+                    |text: String| read_place(&text).ok_or(Refusal::Malformed("after is not a next of this list"));
+                let after = query(&head.uri, "after").map(place).transpose()?;
+                Ok(reply::done(&in_time(self.desk.doubts(buyer, after)).await??))
+            }
             Route::Resolve(lead) => {
                 let lead = lead_id(lead)?;
                 let resolution = resolution(body).await?;
@@ -152,6 +160,7 @@ fn route(path: &str) -> Option<(Route<'_>, Method)> {
         ["v1", "caps"] => (Route::Caps, Method::GET),
         ["v1", "leads", lead] => (Route::Lead(lead), Method::GET),
         ["v1", "leads", lead, "resolve"] => (Route::Resolve(lead), Method::POST),
+        ["v1", "buyers", buyer, "doubts"] => (Route::Doubts(buyer), Method::GET),
         ["v1", "buyers", buyer, "pause"] => (Route::Pause { buyer, is_paused: true }, Method::POST),
         ["v1", "buyers", buyer, "resume"] => (Route::Pause { buyer, is_paused: false }, Method::POST),
         ["v1", "reload"] => (Route::Reload, Method::POST),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::Value;
 use tokio::net::TcpListener;
@@ -14,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::domain::id::{BuyerId, LeadId};
 use crate::domain::routing::Secret;
 use crate::intake::server;
+use crate::ledger::DoubtPlace;
 
 mod caps;
 mod desk;
@@ -51,6 +53,18 @@ pub enum AdminError {
     NotAvailableYet,
 }
 
+/// A place in a list of doubts, as `next` and `after` carry it: microseconds and lead.
+fn write_place(place: &DoubtPlace) -> String {
+    format!("{}_{}", place.sent_at.as_microsecond(), place.lead)
+}
+
+/// Reads [`write_place`].
+fn read_place(text: &str) -> Option<DoubtPlace> {
+    let (sent_at_us, lead) = text.split_once('_')?;
+    let sent_at = Timestamp::from_microsecond(sent_at_us.parse().ok()?).ok()?;
+    Some(DoubtPlace { sent_at, lead: lead.parse().ok()? })
+}
+
 /// The rest of the gateway, as operators see it.
 #[async_trait]
 pub trait AdminDesk: Send + Sync {
@@ -71,6 +85,10 @@ pub trait AdminDesk: Send + Sync {
 
     /// Reads the routing file again; the problems when it was refused and the old routing stays.
     async fn reload(&self) -> Result<(), Vec<String>>;
+
+    /// A buyer's attempts in doubt, from the oldest on, page by page: `{"doubts":[...],"next":...}`, where `next` is what
+    /// the next page comes after, or null.
+    async fn doubts(&self, buyer: BuyerId, after: Option<DoubtPlace>) -> Result<Value, AdminError>;
 
     /// Ends a doubt.
     async fn resolve(&self, lead: LeadId, buyer: BuyerId, is_accepted: bool) -> Result<Value, AdminError>;

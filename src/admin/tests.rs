@@ -56,6 +56,10 @@ impl AdminDesk for Desk {
         let problems = self.problems.lock().clone();
         if problems.is_empty() { Ok(()) } else { Err(problems) }
     }
+    async fn doubts(&self, buyer: BuyerId, after: Option<DoubtPlace>) -> Result<Value, AdminError> {
+        Self::buyer(&buyer)?;
+        Ok(json!({ "doubts": [], "next": after.map(|place| write_place(&place)) }))
+    }
     async fn resolve(&self, lead: LeadId, buyer: BuyerId, is_accepted: bool) -> Result<Value, AdminError> {
         Self::buyer(&buyer)?;
         self.note(format!("{lead} {buyer} {is_accepted}"));
@@ -164,6 +168,16 @@ async fn what_operators_ask_and_do() {
         ("POST /v1/buyers/nobody/pause", "", 404, "not_found"),
         ("POST /v1/buyers/away/pause", "", 503, "retry-after: 1"),
         ("POST /v1/buyers/later/pause", "", 501, "not_available"),
+        ("GET /v1/buyers/sunco/doubts", "", 200, r#"{"doubts":[],"next":null}"#),
+        (
+            "GET /v1/buyers/sunco/doubts?after=17_0195a0c2-7d3e-7c4b-8a1f-0242ac120002",
+            "",
+            200,
+            r#""next":"17_0195a0c2-"#,
+        ),
+        ("GET /v1/buyers/sunco/doubts?after=17", "", 400, "malformed"),
+        ("GET /v1/buyers/nobody/doubts", "", 404, "not_found"),
+        ("POST /v1/buyers/sunco/doubts", "", 405, "allow: GET"),
         ("POST /v1/reload", "", 200, r#"{"reloaded":true}"#),
         ("POST /v1/reconcile", "", 200, r#"{"differences":[]}"#),
         ("POST /v1/reconcile?dry_run=1", "", 200, r#"{"differences":[]}"#),

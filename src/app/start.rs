@@ -242,6 +242,7 @@ fn assemble(
         reload_wanted: tokio::sync::Notify::new(),
         warm_up_wanted: tokio::sync::Notify::new(),
         running: parking_lot::Mutex::default(),
+        resolving: tokio::sync::Mutex::default(),
         in_flight,
     })
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use http::header::CONTENT_TYPE;
 use serde_json::Value;
 
 use crate::config::{self, ProcessEnvironment};
@@ -44,12 +45,25 @@ const PATIENCE: Duration = Duration::from_secs(30);
 impl AdminArgs {
     /// GET of a path below the admin listener.
     pub async fn get(&self, path: &str) -> Result<Value, AskError> {
+        self.ask(path, None).await
+    }
+
+    /// POST of a JSON body.
+    pub async fn post(&self, path: &str, body: &Value) -> Result<Value, AskError> {
+        self.ask(path, Some(body)).await
+    }
+
+    async fn ask(&self, path: &str, body: Option<&Value>) -> Result<Value, AskError> {
         let config =
             config::load(self.config.as_deref(), &ProcessEnvironment).map_err(|p| AskError::Config(p.to_string()))?;
         let base = self.admin.clone().unwrap_or_else(|| format!("http://{}", config.admin.listen));
         let unreachable = || AskError::Unreachable(base.clone());
         let client = crate::forward::plain_client(PATIENCE).map_err(|_| unreachable())?;
-        let mut request = client.get(format!("{}{path}", base.trim_end_matches('/')));
+        let url = format!("{}{path}", base.trim_end_matches('/'));
+        let mut request = match body {
+            None => client.get(url),
+            Some(body) => client.post(url).header(CONTENT_TYPE, "application/json").body(body.to_string()),
+        };
         if let Some(token) = &config.admin.token {
             request = request.bearer_auth(token.expose());
         }

@@ -8,6 +8,7 @@ pub mod demo;
 mod explain;
 pub mod key;
 mod migrate;
+mod resolve;
 mod serve;
 pub mod stress;
 pub mod stub_buyer;
@@ -68,6 +69,8 @@ enum Command {
     Caps(caps::CapsArgs),
     /// Show everything about one lead: candidates, attempts, verdict, entries
     Explain(explain::ExplainArgs),
+    /// End attempts that are in doubt: the unit is kept and the sale booked, or given back
+    Resolve(resolve::ResolveArgs),
     /// Generate load against a running gateway
     Stress(stress::StressArgs),
     /// Make an API key: prints it once, and its SHA-256 for the routing file
@@ -94,6 +97,7 @@ pub fn run() -> ExitCode {
         Command::Migrate { config } => migrate::run(config.config.as_deref()),
         Command::Caps(args) => caps::run(&args),
         Command::Explain(args) => explain::run(&args),
+        Command::Resolve(args) => resolve::run(&args),
         Command::Stress(args) => run_stress(args),
         Command::Key => key::run(),
         Command::StubBuyer(args) => run_stub_buyer(args),

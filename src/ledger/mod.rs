@@ -20,7 +20,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use jiff::Timestamp;
 
-use crate::domain::event::{JournalEntry, Life, Mark};
+use crate::domain::event::{JournalEntry, Life, Mark, WindowAmount};
 use crate::domain::id::{BuyerId, CampaignId, CapId, LeadId, Partition, PublisherId};
 use crate::domain::money::{Currency, Micros};
 use crate::domain::outcome::{AttemptOutcome, LeadStatus};
@@ -152,6 +152,22 @@ pub struct AttemptRow {
     pub payout: Micros,
     /// Of both.
     pub currency: Currency,
+}
+
+impl AttemptRow {
+    /// [`Self::windows`], read, in the order they were charged.
+    ///
+    /// # Errors
+    /// [`LedgerError::Bug`] when the row cannot be read.
+    pub fn charged(&self) -> Result<Vec<WindowAmount>, LedgerError> {
+        let stored = windows::stored_windows(&self.windows).map_err(|text| LedgerError::Bug(text.to_owned()))?;
+        let window = |((cap, start), amount): (windows::StoredPlace, u64)| WindowAmount {
+            cap: CapId::new(&cap),
+            start_ms: start.as_millisecond(),
+            amount,
+        };
+        Ok(stored.into_iter().map(window).collect())
+    }
 }
 
 /// A line of the books.

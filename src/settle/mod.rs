@@ -3,5 +3,6 @@
 
 pub mod lives;
 pub mod recovery;
+pub mod resolve;
 pub mod seed;
 pub mod settler;

@@ -84,7 +84,7 @@ pub async fn look_once(gateway: &Arc<Gateway>) -> Result<(), RecoveryError> {
     let busy = leads_with_open_leases(gateway).await?;
     // A lead that still has an open lease is claimed again when this claim runs out.
     let free: Vec<OverdueLead> = overdue.into_iter().filter(|overdue| !busy.contains(&overdue.lead)).collect();
-    wait_for_books(gateway).await?;
+    wait_for_books(gateway, BOOKS_PATIENCE).await?;
     for overdue in free {
         resume(gateway, overdue).await?;
     }
@@ -116,12 +116,12 @@ async fn leads_with_open_leases(gateway: &Arc<Gateway>) -> Result<HashSet<LeadId
 
 /// Waits until the books have every event that is in the journals now. From then on they alone know all attempts of a lead
 /// without an open lease, because only a lease can make another one.
-async fn wait_for_books(gateway: &Arc<Gateway>) -> Result<(), RecoveryError> {
+pub(super) async fn wait_for_books(gateway: &Gateway, patience: Duration) -> Result<(), RecoveryError> {
     let mut tips: Vec<(Partition, EntryId)> = Vec::new();
     for partition in (0..gateway.store.partitions()).map(Partition) {
         tips.push((partition, gateway.store.journal_tip(partition).await?));
     }
-    let deadline = tokio::time::Instant::now() + BOOKS_PATIENCE;
+    let deadline = tokio::time::Instant::now() + patience;
     loop {
         let marks = gateway.ledger.marks(gateway.store.partitions()).await?;
         if tips.iter().all(|(partition, tip)| has_reached(&marks, *partition, *tip)) {

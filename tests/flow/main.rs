@@ -15,3 +15,4 @@ mod crash;
 mod headline;
 mod operations;
 mod outcomes;
+mod resolve;

@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 
 use super::{
-    CountedAttempt, DoubtPlace, DoubtRow, JournalSource, LeadDetail, LeadRow, Ledger, LedgerError, MigrationStep, SettleError, Settled,
-    Totals, UsageRow,
+    CountedAttempt, DoubtPlace, DoubtRow, JournalSource, LeadDetail, LeadRow, Ledger, LedgerError, MigrationStep,
+    SettleError, Settled, Totals, UsageRow,
 };
 use crate::domain::event::{EntryId, Life, Mark};
 use crate::domain::id::{BuyerId, LeadId, Partition, PublisherId};

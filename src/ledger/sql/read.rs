@@ -13,7 +13,9 @@ use crate::domain::id::{BuyerId, CampaignId, CapId, LeadId, Partition, Publisher
 use crate::domain::money::{Currency, Micros};
 use crate::domain::outcome::{AttemptOutcome, LeadStatus};
 use crate::ledger::windows::{StoredPlace, stored_windows};
-use crate::ledger::{AttemptRow, CountedAttempt, DoubtPlace, DoubtRow, EntryRow, LeadDetail, LeadRow, Totals, UsageRow};
+use crate::ledger::{
+    AttemptRow, CountedAttempt, DoubtPlace, DoubtRow, EntryRow, LeadDetail, LeadRow, Totals, UsageRow,
+};
 use crate::store::CounterKey;
 
 /// DATETIME columns come as text, which SQLite has anyway.

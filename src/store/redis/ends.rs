@@ -178,10 +178,7 @@ impl RedisStore {
     pub(super) async fn run_remember(&self, key: &LeaseKey, mark: EndMark) -> Result<(), StoreError> {
         let LeaseKey { lead, buyer } = key;
         let partition = self.partition(buyer.as_str());
-        let mut call = Call::new(vec![
-            self.keys.end_mark(partition, *lead, buyer),
-            self.keys.leases(partition, buyer),
-        ]);
+        let mut call = Call::new(vec![self.keys.end_mark(partition, *lead, buyer), self.keys.leases(partition, buyer)]);
         call.arg(lead.to_string()).arg(mark.as_str().to_owned()).number(millis(self.end_mark_ttl).max(1));
         self.client.run(Verb::Remember, &call).await?;
         Ok(())

@@ -40,7 +40,7 @@ pub(super) enum Verb {
 
 impl Verb {
     /// All, in the order of their numbers.
-    pub(super) const ALL: [Self; 17] = [
+    pub(super) const ALL: [Self; 18] = [
         Self::Admit,
         Self::Take,
         Self::AdmitTake,
