@@ -82,7 +82,8 @@ fn a_counted_doubt_is_committed_at_its_price_and_booked_today() {
     let detail =
         detail(LeadStatus::InDoubt, Some("hold"), vec![row("hold", AttemptOutcome::InDoubt, true, "timeout")], &[]);
     let Next::Attempt(Step::Commit(doubt)) = ask(&detail, Wish::Accepted) else { panic!("no commit") };
-    assert_eq!((was, amounts(&counts)), (EndMark::Doubt, vec![1, 40_000_000]));
+    let end = &doubt.end;
+    assert_eq!((doubt.was, amounts(&doubt.counts)), (EndMark::Doubt, vec![1, 40_000_000]));
     assert_eq!(end.charges.iter().map(|charge| charge.amount).collect::<Vec<_>>(), [1, 40_000_000]);
     let event = &end.late_event;
     assert_eq!((event.outcome, event.counted, event.books), (AttemptOutcome::LateAccepted, true, true));
@@ -102,7 +103,8 @@ fn p6_the_publisher_is_paid_once_and_a_returned_sale_counts_for_nothing() {
     ] {
         let detail = detail(LeadStatus::Sold, Some("good"), vec![doubt()], sales);
         let Next::Attempt(Step::Commit(doubt)) = ask(&detail, Wish::Accepted) else { panic!("no commit") };
-        assert_eq!((was, counts.len()), (EndMark::Refunded, 0), "the unit had gone back at the time-out");
+        let end = &doubt.end;
+        assert_eq!((doubt.was, doubt.counts.len()), (EndMark::Refunded, 0), "the unit had gone back at the time-out");
         assert_eq!((end.late_event.price.0, end.late_event.payout.0), (25_000_000, payout), "{sales:?}");
     }
 }
@@ -113,8 +115,8 @@ fn a_declined_doubt_gives_back_what_it_held() {
         let doubt = row("hold", AttemptOutcome::InDoubt, counted, "gateway_lost");
         let detail = detail(LeadStatus::InDoubt, Some("hold"), vec![doubt], &[]);
         let Next::Attempt(Step::GiveBack(doubt)) = ask(&detail, Wish::Declined) else { panic!("kept") };
-        assert_eq!(was, mark);
-        let event = &end.late_event;
+        assert_eq!(doubt.was, mark);
+        let event = &doubt.end.late_event;
         assert_eq!((event.outcome, event.counted, event.books), (AttemptOutcome::Declined, false, false));
         assert_eq!(amounts(&event.windows), [1, 40_000_000]);
     }

@@ -85,6 +85,8 @@ macro_rules! store_contract {
             p1_an_owner_that_wakes_up_cannot_expire_a_doubt,
             late_commit_after_a_refund_counts_above_the_limit,
             commit_and_close_closes_only_what_it_committed,
+            p2_a_lease_whose_mark_expired_ends_as_the_books_remember_it,
+            p3_a_recorded_verdict_leaves_the_answer_alone,
             p1_last_unit_race_never_oversells,
             p2_conservation,
             p2_conservation_under_concurrency,

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use capgate::clock::SystemClock;
-use capgate::domain::event::{Attempt, EntryId, Event, JournalEntry, Life, Mark};
+use capgate::domain::event::{Attempt, Closed, EntryId, Event, JournalEntry, Life, Mark, WindowAmount};
 use capgate::domain::id::{BuyerId, CapId, LeadId, Partition, PublisherId};
-use capgate::domain::lease::{LeaseKey, OpenLease};
+use capgate::domain::lease::{EndMark, LeaseKey, OpenLease};
 use capgate::domain::window::Window;
 use capgate::settle::settler::{Settler, SettlerParts, Trouble};
 use capgate::store::{

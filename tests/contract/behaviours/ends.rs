@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use capgate::domain::event::Event;
+use capgate::domain::event::{Closed, Event, WindowAmount};
 use capgate::domain::id::LeadId;
 use capgate::domain::lease::EndMark;
+use capgate::domain::outcome::LeadStatus;
 use capgate::store::{Admission, CloseReply, EndReply, LeadState};
 
 use crate::store::Harness;
@@ -274,5 +275,76 @@ pub async fn commit_and_close_closes_only_what_it_committed<H: Harness>() {
     assert_eq!(reply, Ok((EndReply::Late { was: EndMark::Doubt }, None)));
     assert_eq!(store.lead_state(&publisher(), doubted).await, Ok(Some(LeadState::Running)));
     assert_eq!(used(&*store, &who, "day", window).await, Some(2));
+    h.stop().await;
+}
+
+pub async fn p2_a_lease_whose_mark_expired_ends_as_the_books_remember_it<H: Harness>() {
+    let h = H::start().await;
+    let store = h.store();
+    begin_lives(&*store).await;
+    let window = running_window(store.now());
+    let who = buyer("sunco");
+    seed(&*store, &who, &[("day", window, 5), ("spend", window, 200)]).await;
+    let wanted = candidate(&who, vec![demand("day", window, 9), money_demand("spend", window, 40, 900)]);
+    let counts = async || (used(&*store, &who, "day", window).await, used(&*store, &who, "spend", window).await);
+    for (mark, verb, after) in [
+        (EndMark::Doubt, Verb::Refund, (Some(4), Some(160))),
+        (EndMark::Doubt, Verb::Commit, (Some(4), Some(145))),
+        (EndMark::Refunded, Verb::Commit, (Some(5), Some(170))),
+    ] {
+        let ending = match verb {
+            Verb::Commit => end_with_amounts(verb, LeadId::generate(), &wanted, &[1, 25]),
+            Verb::Refund | Verb::Doubt => end(verb, LeadId::generate(), &wanted),
+        };
+        assert_eq!(verb.call(&*store, &ending).await, EndReply::Missing);
+        let held: Vec<WindowAmount> = ending
+            .charges
+            .iter()
+            .map(|charge| WindowAmount {
+                cap: charge.cap.clone(),
+                start_ms: charge.window.start.as_millisecond(),
+                amount: charge.amount,
+            })
+            .collect();
+        let before = store.read_journal(&start_mark(&*store, "sunco"), 100).await.unwrap().len();
+        let remembered: &[WindowAmount] = if mark == EndMark::Doubt { &held } else { &[] };
+        for _ in 0..2 {
+            assert_eq!(store.remember(&ending.key, mark, remembered).await, Ok(()));
+        }
+        assert_eq!(verb.call(&*store, &ending).await, EndReply::Late { was: mark });
+        assert_eq!(counts().await, after, "{verb:?} after {mark:?}");
+        // What is known is not overwritten by older knowledge.
+        assert_eq!(store.remember(&ending.key, mark, remembered).await, Ok(()));
+        assert_eq!(verb.call(&*store, &ending).await, EndReply::Already(verb.mark()));
+        assert_eq!(counts().await, after);
+        let entries = store.read_journal(&start_mark(&*store, "sunco"), 100).await.unwrap();
+        assert_eq!(entries.len(), before + 1);
+        let last = Event::from_bytes(&entries[before].bytes).unwrap();
+        assert_eq!(last, Event::Attempt(ending.late_event));
+    }
+    // Nor is an open lease.
+    let lead = LeadId::generate();
+    assert_eq!(take_one(&*store, lead, &wanted).await, Ok(()));
+    let open = end(Verb::Commit, lead, &wanted);
+    assert_eq!(store.remember(&open.key, EndMark::Refunded, &[]).await, Ok(()));
+    assert_eq!(store.commit(&open).await, Ok(EndReply::Done));
+    h.stop().await;
+}
+
+pub async fn p3_a_recorded_verdict_leaves_the_answer_alone<H: Harness>() {
+    let h = H::start().await;
+    let store = h.store();
+    begin_lives(&*store).await;
+    let lead = LeadId::generate();
+    assert_eq!(store.admit(&admit(&*store, lead, None)).await, Ok(Admission::New));
+    let answer = close(&*store, lead, None, "in doubt");
+    assert_eq!(store.close(&answer).await, Ok(CloseReply::Closed));
+    let verdict = Closed { status: LeadStatus::Sold, answer: "other".to_owned(), ..answer.event.clone() };
+    assert_eq!(store.record_verdict(&verdict).await, Ok(()));
+    let entries = store.read_journal(&start_mark(&*store, publisher().as_str()), 100).await.unwrap();
+    assert_eq!(Event::from_bytes(&entries.last().unwrap().bytes), Ok(Event::Closed(verdict)));
+    let state = store.lead_state(&publisher(), lead).await;
+    assert_eq!(state, Ok(Some(LeadState::Finished(Bytes::from_static(b"in doubt")))));
+    assert_eq!(store.open_counts().await.unwrap().leads, 0);
     h.stop().await;
 }
