@@ -24,6 +24,10 @@ struct Rig {
 
 /// Buyer `bad` first, with a cap of 5 and one of money; `good` second, if `has_good`.
 async fn rig(place: Place, bad: &str, on_timeout: &str, has_good: bool) -> Rig {
+    rig_with(place, bad, on_timeout, has_good, SHORT_LATE).await
+}
+
+async fn rig_with(place: Place, bad: &str, on_timeout: &str, has_good: bool, forward: &str) -> Rig {
     let stub = StubBuyer::on_loopback(behaviours(&[&format!("/bad={bad}")]), 1).await.expect("a stub buyer");
     let more = format!(
         "timeout_ms = 200\non_timeout = \"{on_timeout}\"\n[[buyer.cap]]\nwindow = \"day\"\nleads = 5\n\
@@ -35,7 +39,7 @@ async fn rig(place: Place, bad: &str, on_timeout: &str, has_good: bool) -> Rig {
         buyers.push(BuyerLine { id: "good", url: stub.url("/good"), more: "", price: "10.00" });
     }
     place.write_routing(&routing(&buyers));
-    let gateway = place.start(SHORT_LATE).await;
+    let gateway = place.start(forward).await;
     let ledger = place.ledger().await;
     Rig { place, gateway, ledger, _stub: stub }
 }
@@ -210,9 +214,15 @@ async fn a_contested_yes_is_booked(place: Place) {
 }
 
 async fn an_open_lead_is_resolved_when_it_has_its_verdict(place: Place) {
-    let rig = rig(place, "hang", "hold", false).await;
+    let slow = "[forward]\nallow_private_addresses = true\nlate_answer_ms = 3000";
+    let rig = rig_with(place, "hang", "hold", false, slow).await;
     let answer = post(&client(), rig.gateway.intake, "k", &lead(1)).await;
-    assert_eq!(answer.text("status"), "pending");
+    until("the doubt is in the books", Duration::from_secs(10), async || {
+        let detail = rig.ledger.lead_detail(answer.lead()).await.expect("books answer");
+        detail.is_some_and(|detail| !detail.attempts.is_empty())
+    })
+    .await;
+    assert_eq!(rig.detail(answer.lead()).await.lead.status, LeadStatus::Pending, "its late answer may still come");
     let (status, body) = rig.resolve(answer.lead(), "bad", "declined").await;
     assert_eq!((status, body["status"].as_str()), (200, Some("unsold")), "{body}");
     assert_eq!(rig.caps().await, ["0", "0", "0.00", "0.00"]);
