@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 use super::recovery::{RecoveryError, wait_for_books};
 use crate::app::Gateway;
-use crate::domain::cap::Limit;
+use crate::domain::cap::{Cap, Limit};
 use crate::domain::event::{Attempt, Closed, WindowAmount};
 use crate::domain::id::{BuyerId, CapId, Partition};
 use crate::domain::lease::{Charge, EndMark, LeaseKey};
@@ -164,7 +164,7 @@ async fn carry_out(gateway: &Gateway, step: Step) -> Result<(), StoreError> {
 async fn note_overshoot(gateway: &Gateway, end: &LeaseEnd) {
     let routing = gateway.routing();
     let Some(buyer) = routing.compiled.routing().buyers.get(&end.key.buyer) else { return };
-    let limit = |cap: &CapId| buyer.caps.iter().find(|known| known.id == *cap).map(|known| known.limit_units());
+    let limit = |cap: &CapId| buyer.caps.iter().find(|known| known.id == *cap).map(Cap::limit_units);
     let charged =
         end.charges.iter().zip(&end.late_event.windows).filter_map(|(charge, window)| {
             Some((Charge { amount: window.amount, ..charge.clone() }, limit(&charge.cap)?))
