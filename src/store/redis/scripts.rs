@@ -2,6 +2,7 @@
 
 const PRELUDE: &str = include_str!("../../../scripts/redis/prelude.lua");
 const ENDING: &str = include_str!("../../../scripts/redis/ending.lua");
+const TAIL: &str = include_str!("../../../scripts/redis/tail.lua");
 const PARTS: &str = include_str!("../../../scripts/redis/parts.lua");
 
 /// Which connection a call uses: reads of settlement and recovery must not stand in the way of leads.
@@ -30,6 +31,7 @@ pub(super) enum Verb {
     Record,
     Close,
     Seed,
+    Reconcile,
     BeginLife,
     ClaimLeads,
     Overdue,
@@ -39,7 +41,7 @@ pub(super) enum Verb {
 
 impl Verb {
     /// All, in the order of their numbers.
-    pub(super) const ALL: [Self; 17] = [
+    pub(super) const ALL: [Self; 18] = [
         Self::Admit,
         Self::Take,
         Self::AdmitTake,
@@ -52,6 +54,7 @@ impl Verb {
         Self::Record,
         Self::Close,
         Self::Seed,
+        Self::Reconcile,
         Self::BeginLife,
         Self::ClaimLeads,
         Self::Overdue,
@@ -78,6 +81,7 @@ impl Verb {
             Self::Record => lua!("record"),
             Self::Close => lua!("close"),
             Self::Seed => lua!("seed"),
+            Self::Reconcile => lua!("reconcile"),
             Self::BeginLife => lua!("begin_life"),
             Self::ClaimLeads => lua!("claim_leads"),
             Self::Overdue => lua!("overdue"),
@@ -100,7 +104,13 @@ impl Verb {
             | Self::GiveBack
             | Self::Record
             | Self::Close => Lane::Hot,
-            Self::Seed | Self::BeginLife | Self::ClaimLeads | Self::Overdue | Self::Tip | Self::Trim => Lane::Bulk,
+            Self::Seed
+            | Self::Reconcile
+            | Self::BeginLife
+            | Self::ClaimLeads
+            | Self::Overdue
+            | Self::Tip
+            | Self::Trim => Lane::Bulk,
         }
     }
 
@@ -110,6 +120,7 @@ impl Verb {
         let mut text = format!("{flags}\n{PRELUDE}");
         match self {
             Self::Commit | Self::Refund | Self::Expire | Self::Doubt => text.push_str(ENDING),
+            Self::Seed | Self::Reconcile => text.push_str(TAIL),
             Self::AdmitTake => {
                 wrap(&mut text, "admit", Self::Admit);
                 wrap(&mut text, "take", Self::Take);
