@@ -9,10 +9,17 @@ use crate::desk::Desk;
 use crate::domain::id::{BuyerId, LeadId};
 use crate::domain::outcome::LeadStatus;
 use crate::explain;
-use crate::ledger::LedgerError;
+use crate::ledger::{LedgerError, SettleError};
+use crate::settle::reconcile;
 
 impl From<LedgerError> for AdminError {
     fn from(error: LedgerError) -> Self {
+        Self::Unavailable(error.to_string())
+    }
+}
+
+impl From<SettleError> for AdminError {
+    fn from(error: SettleError) -> Self {
         Self::Unavailable(error.to_string())
     }
 }
@@ -72,7 +79,8 @@ impl AdminDesk for Desk {
         Err(AdminError::NotAvailableYet)
     }
 
-    async fn reconcile(&self, _is_dry_run: bool) -> Result<Value, AdminError> {
-        Err(AdminError::NotAvailableYet)
+    async fn reconcile(&self, is_dry_run: bool) -> Result<Value, AdminError> {
+        let report = reconcile::reconcile(&self.gateway, is_dry_run).await?;
+        Ok(super::reconcile::as_json(&report))
     }
 }

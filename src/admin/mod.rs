@@ -18,6 +18,7 @@ use crate::intake::server;
 mod caps;
 mod desk;
 mod endpoint;
+mod reconcile;
 mod reply;
 
 /// One thing that must hold for leads to be taken.

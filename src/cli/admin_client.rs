@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use reqwest::Method;
 use serde_json::Value;
 
 use crate::config::{self, ProcessEnvironment};
@@ -38,18 +39,27 @@ pub enum AskError {
     },
 }
 
-/// Longest wait for an answer.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Longest wait for an answer: a little more than the gateway itself takes.
+const PATIENCE: Duration = Duration::from_secs(65);
 
 impl AdminArgs {
     /// GET of a path below the admin listener.
     pub async fn get(&self, path: &str) -> Result<Value, AskError> {
+        self.ask(Method::GET, path).await
+    }
+
+    /// POST without a body to a path below the admin listener.
+    pub async fn post(&self, path: &str) -> Result<Value, AskError> {
+        self.ask(Method::POST, path).await
+    }
+
+    async fn ask(&self, method: Method, path: &str) -> Result<Value, AskError> {
         let config =
             config::load(self.config.as_deref(), &ProcessEnvironment).map_err(|p| AskError::Config(p.to_string()))?;
         let base = self.admin.clone().unwrap_or_else(|| format!("http://{}", config.admin.listen));
         let unreachable = || AskError::Unreachable(base.clone());
         let client = crate::forward::plain_client(PATIENCE).map_err(|_| unreachable())?;
-        let mut request = client.get(format!("{}{path}", base.trim_end_matches('/')));
+        let mut request = client.request(method, format!("{}{path}", base.trim_end_matches('/')));
         if let Some(token) = &config.admin.token {
             request = request.bearer_auth(token.expose());
         }

@@ -140,7 +140,8 @@ pub async fn reconcile(gateway: &Gateway, is_dry_run: bool) -> Result<Report, Se
     let mut report = Report { is_dry_run, ..Report::default() };
     let places = places(gateway);
     for partition in (0..gateway.store.partitions()).map(Partition) {
-        let here: Vec<Place> = places.iter().filter(|place| partition_of(gateway, place) == partition).cloned().collect();
+        let here: Vec<Place> =
+            places.iter().filter(|place| partition_of(gateway, place) == partition).cloned().collect();
         for chunk in here.chunks(COUNTERS_MAX) {
             match reconcile_some(gateway, partition, chunk, &mut report).await {
                 Ok(()) => {}
@@ -195,7 +196,8 @@ async fn reconcile_some(
         .filter(|(_, found)| found.difference().is_some_and(|difference| difference != 0))
         .map(|(place, _)| (place.clone(), None))
         .collect();
-    let second = if suspects.is_empty() { Vec::new() } else { compare(gateway, partition, &suspects, is_dry_run).await? };
+    let second =
+        if suspects.is_empty() { Vec::new() } else { compare(gateway, partition, &suspects, is_dry_run).await? };
     let mut differences = Vec::new();
     for ((place, _), again) in suspects.iter().zip(&second) {
         let looked = places.iter().zip(&first).find(|(known, _)| known.key == place.key);
@@ -209,7 +211,14 @@ async fn reconcile_some(
     let repaired = if is_dry_run || differences.is_empty() {
         Vec::new()
     } else {
-        repair(gateway, partition, &differences).await?
+        match repair(gateway, partition, &differences).await {
+            Ok(repaired) => repaired,
+            Err(Stop::Skip(reason)) => {
+                report.skipped.push(Skipped { partition, reason });
+                Vec::new()
+            }
+            Err(failed) => return Err(failed),
+        }
     };
     for (place, found, action) in differences {
         report.differences.push(Difference {

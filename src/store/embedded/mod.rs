@@ -17,8 +17,8 @@ use self::file::{Faults, Replacement};
 use self::group::Group;
 use self::state::State;
 use super::{
-    Admission, Admit, Close, CloseReply, Comparison, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts, OverdueLead,
-    ReconcileReply, SeedReply, Store, StoreError, StoreHealth, Take, TakeReply,
+    Admission, Admit, Close, CloseReply, Comparison, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts,
+    OverdueLead, ReconcileReply, SeedReply, Store, StoreError, StoreHealth, Take, TakeReply,
 };
 use crate::clock::SharedClock;
 use crate::domain::event::{Attempt, Closed, EntryId, JournalEntry, Life, Mark, Received};

@@ -10,11 +10,7 @@ use crate::store::{Compared, Comparison, ReconcileReply, StoreError, TAIL_ENTRIE
 impl State {
     /// Reads tail and leases in the same step as it changes the counters, so the result is exact (P2). An absolute value in
     /// the journal file is a difference here, because nothing comes between.
-    pub(super) fn reconcile(
-        &mut self,
-        mark: &Mark,
-        comparisons: &[Comparison],
-    ) -> Result<ReconcileReply, StoreError> {
+    pub(super) fn reconcile(&mut self, mark: &Mark, comparisons: &[Comparison]) -> Result<ReconcileReply, StoreError> {
         let count = self.partition_count();
         let is_here = |comparison: &Comparison| Partition::of(comparison.key.buyer.as_str(), count) == mark.partition;
         if !comparisons.iter().all(is_here) {

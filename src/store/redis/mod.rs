@@ -31,8 +31,8 @@ use self::keys::Keys;
 use self::reply::Reply;
 use self::setup::{JournalSize, Offset};
 use super::{
-    Admission, Admit, Close, CloseReply, Comparison, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts, OverdueLead,
-    ReconcileReply, SeedReply, Store, StoreError, StoreHealth, Take, TakeReply,
+    Admission, Admit, Close, CloseReply, Comparison, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts,
+    OverdueLead, ReconcileReply, SeedReply, Store, StoreError, StoreHealth, Take, TakeReply,
 };
 use crate::clock::SharedClock;
 use crate::domain::event::{Attempt, EntryId, JournalEntry, Life, Mark};
