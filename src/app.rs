@@ -99,6 +99,7 @@ pub struct Gateway {
     pub(crate) routing_file: Mutex<RoutingFile>,
     pub(crate) reload_wanted: Notify,
     pub(crate) warm_up_wanted: Notify,
+    pub(crate) reconcile_wanted: Notify,
     /// Walks of this gateway, for twins that wait and for nobody else; bounded by `in_flight`.
     pub(crate) running: Mutex<HashMap<LeadId, watch::Receiver<Progress>>>,
     pub(crate) in_flight: Arc<Semaphore>,

@@ -9,14 +9,10 @@
 --         {'stale'}   the journal was trimmed beyond the mark, or has too many entries after it
 --         {'life'}
 
-local PAGE = 200
-
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return { 'life' }
 end
-
-local trimmed = redis.call('GET', KEYS[5])
-if trimmed and not id_le(trimmed, ARGV[2]) then
+if is_trimmed_beyond(KEYS[5], ARGV[2]) then
   return { 'stale' }
 end
 
@@ -32,38 +28,10 @@ for c = 6, #KEYS do
 end
 
 if next(missing) then
-  local from, left = '(' .. ARGV[2], tonumber(ARGV[3])
-  while true do
-    local page = redis.call('XRANGE', KEYS[4], from, '+', 'COUNT', PAGE)
-    left = left - #page
-    if left < 0 then
-      return { 'stale' }
-    end
-    for _, entry in ipairs(page) do
-      local fields = entry[2]
-      if fields[3] == 'fx' then
-        for name, change in fields[4]:gmatch('([^;]+)|(%-?%d+)') do
-          local wanted = changes[name]
-          if wanted then
-            wanted[#wanted + 1] = change
-          end
-        end
-      end
-    end
-    if #page < PAGE then
-      break
-    end
-    from = '(' .. page[#page][1]
+  if not read_tail(KEYS[4], ARGV[2], tonumber(ARGV[3]), changes) then
+    return { 'stale' }
   end
-  for _, record in ipairs(redis.call('HVALS', KEYS[3])) do
-    local charges = record:match('^[^\n]*\n[^\n]*\n[^\n]*\n([^\n]*)\n')
-    for cap, start, amount in charges:gmatch('([^|;]+)|(%d+)|%d*|(%d+)') do
-      local wanted = changes[ARGV[4] .. '|' .. cap .. '|' .. start]
-      if wanted then
-        wanted[#wanted + 1] = amount
-      end
-    end
-  end
+  read_leases(KEYS[3], ARGV[4], changes)
 end
 
 for c = 6, #KEYS do

@@ -10,7 +10,8 @@ use crate::domain::id::{BuyerId, LeadId};
 use crate::domain::lease::LeaseKey;
 use crate::domain::outcome::LeadStatus;
 use crate::explain;
-use crate::ledger::{DoubtPlace, DoubtRow, LedgerError};
+use crate::ledger::{DoubtPlace, DoubtRow, LedgerError, SettleError};
+use crate::settle::reconcile;
 use crate::settle::resolve::{ResolveError, Wish, resolve};
 
 impl From<LedgerError> for AdminError {
@@ -31,6 +32,12 @@ impl From<ResolveError> for AdminError {
 
 /// Doubts in one answer.
 const DOUBTS_MAX: usize = 100;
+
+impl From<SettleError> for AdminError {
+    fn from(error: SettleError) -> Self {
+        Self::Unavailable(error.to_string())
+    }
+}
 
 #[async_trait]
 impl AdminDesk for Desk {
@@ -117,7 +124,8 @@ impl AdminDesk for Desk {
         }))
     }
 
-    async fn reconcile(&self, _is_dry_run: bool) -> Result<Value, AdminError> {
-        Err(AdminError::NotAvailableYet)
+    async fn reconcile(&self, is_dry_run: bool) -> Result<Value, AdminError> {
+        let report = reconcile::reconcile(&self.gateway, is_dry_run).await?;
+        Ok(super::reconcile::as_json(&report))
     }
 }

@@ -20,6 +20,7 @@ use crate::ledger::DoubtPlace;
 mod caps;
 mod desk;
 mod endpoint;
+mod reconcile;
 mod reply;
 
 /// One thing that must hold for leads to be taken.

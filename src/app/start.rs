@@ -20,9 +20,9 @@ use crate::ledger::mysql::MysqlLedger;
 use crate::ledger::sqlite::SqliteLedger;
 use crate::ledger::{LedgerError, SharedLedger};
 use crate::settle::lives::Lives;
-use crate::settle::recovery;
 use crate::settle::seed::{Seeder, warm_up};
 use crate::settle::settler::{Settler, SettlerParts};
+use crate::settle::{reconcile, recovery};
 use crate::shutdown::Shutdown;
 use crate::status::Status;
 use crate::store::embedded::{EmbeddedOptions, EmbeddedStore};
@@ -147,6 +147,7 @@ impl App {
             tokio::spawn(monitor::run(gateway.clone())),
             tokio::spawn(recovery::run(gateway.clone())),
             tokio::spawn(reload::run(gateway.clone())),
+            tokio::spawn(reconcile::run(gateway.clone())),
             tokio::spawn({
                 let (telemetry, halted) = (gateway.telemetry.clone(), halted.clone());
                 async move { telemetry.keep_up(halted).await }
@@ -241,6 +242,7 @@ fn assemble(
         routing: arc_swap::ArcSwap::from_pointee(routing),
         reload_wanted: tokio::sync::Notify::new(),
         warm_up_wanted: tokio::sync::Notify::new(),
+        reconcile_wanted: tokio::sync::Notify::new(),
         running: parking_lot::Mutex::default(),
         resolving: tokio::sync::Mutex::default(),
         in_flight,

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use http::header::CONTENT_TYPE;
+use reqwest::Method;
 use serde_json::Value;
 
 use crate::config::{self, ProcessEnvironment};
@@ -39,31 +40,30 @@ pub enum AskError {
     },
 }
 
-/// Longest wait for an answer.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Longest wait for an answer: a little more than the gateway itself takes.
+const PATIENCE: Duration = Duration::from_secs(65);
 
 impl AdminArgs {
     /// GET of a path below the admin listener.
     pub async fn get(&self, path: &str) -> Result<Value, AskError> {
-        self.ask(path, None).await
+        self.ask(Method::GET, path, None).await
     }
 
-    /// POST of a JSON body.
-    pub async fn post(&self, path: &str, body: &Value) -> Result<Value, AskError> {
-        self.ask(path, Some(body)).await
+    /// POST to a path below the admin listener, with a JSON body or with none.
+    pub async fn post(&self, path: &str, body: Option<&Value>) -> Result<Value, AskError> {
+        self.ask(Method::POST, path, body).await
     }
 
-    async fn ask(&self, path: &str, body: Option<&Value>) -> Result<Value, AskError> {
+    async fn ask(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, AskError> {
         let config =
             config::load(self.config.as_deref(), &ProcessEnvironment).map_err(|p| AskError::Config(p.to_string()))?;
         let base = self.admin.clone().unwrap_or_else(|| format!("http://{}", config.admin.listen));
         let unreachable = || AskError::Unreachable(base.clone());
         let client = crate::forward::plain_client(PATIENCE).map_err(|_| unreachable())?;
-        let url = format!("{}{path}", base.trim_end_matches('/'));
-        let mut request = match body {
-            None => client.get(url),
-            Some(body) => client.post(url).header(CONTENT_TYPE, "application/json").body(body.to_string()),
-        };
+        let mut request = client.request(method, format!("{}{path}", base.trim_end_matches('/')));
+        if let Some(body) = body {
+            request = request.header(CONTENT_TYPE, "application/json").body(body.to_string());
+        }
         if let Some(token) = &config.admin.token {
             request = request.bearer_auth(token.expose());
         }

@@ -6,6 +6,7 @@ use clap::Args;
 use serde_json::Value;
 
 use super::admin_client::AdminArgs;
+use super::table::table;
 use super::{block_on, fail};
 use crate::domain::id::BuyerId;
 
@@ -38,43 +39,21 @@ pub(super) fn run(args: &CapsArgs) -> ExitCode {
         let path = args.buyer.as_ref().map_or_else(|| "/v1/caps".to_owned(), |buyer| format!("/v1/caps?buyer={buyer}"));
         match args.admin.get(&path).await {
             Ok(caps) if args.json => println!("{caps:#}"),
-            Ok(caps) => print!("{}", table(&caps)),
+            Ok(caps) => print!("{}", as_text(&caps)),
             Err(error) => return fail(&error.to_string()),
         }
         ExitCode::SUCCESS
     })
 }
 
-fn table(caps: &Value) -> String {
-    let rows: Vec<Vec<String>> = caps["caps"]
+fn as_text(caps: &Value) -> String {
+    let rows = caps["caps"]
         .as_array()
         .into_iter()
         .flatten()
         .map(|row| COLUMNS.iter().map(|(name, _)| row[*name].as_str().unwrap_or("never").to_owned()).collect())
         .collect();
-    let header: Vec<String> = COLUMNS.iter().map(|(_, title)| (*title).to_owned()).collect();
-    let width = |column: usize| {
-        rows.iter()
-            .chain([&header])
-            .filter_map(|row| row.get(column))
-            .map(|cell| cell.chars().count())
-            .max()
-            .unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..COLUMNS.len()).map(width).collect();
-    let line = |row: &Vec<String>| {
-        let cells: Vec<String> = row
-            .iter()
-            .zip(&widths)
-            .enumerate()
-            .map(|(column, (cell, &width))| {
-                // Numbers stand to the right, words to the left.
-                if (2..7).contains(&column) { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
-            })
-            .collect();
-        format!("{}\n", cells.join("  ").trim_end())
-    };
-    std::iter::once(&header).chain(&rows).map(line).collect()
+    table(&COLUMNS.map(|(_, title)| title), rows, &(2..7))
 }
 
 #[cfg(test)]
@@ -89,7 +68,7 @@ mod tests {
             {"buyer": "sunco", "cap": "total", "limit": "9", "used": "9", "open": "0", "in_doubt": "0", "free": "0",
              "resets_at": null, "resets_at_local": null},
         ]});
-        let text = table(&caps);
+        let text = as_text(&caps);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 3);
         assert!(lines[0].starts_with("BUYER  CAP"));

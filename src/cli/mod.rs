@@ -8,10 +8,12 @@ pub mod demo;
 mod explain;
 pub mod key;
 mod migrate;
+mod reconcile;
 mod resolve;
 mod serve;
 pub mod stress;
 pub mod stub_buyer;
+mod table;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -67,6 +69,8 @@ enum Command {
     },
     /// Show every cap's present window: limit, used, open, in doubt, free, next reset
     Caps(caps::CapsArgs),
+    /// Compare counters and books, and repair the counters that differ
+    Reconcile(reconcile::ReconcileArgs),
     /// Show everything about one lead: candidates, attempts, verdict, entries
     Explain(explain::ExplainArgs),
     /// End attempts that are in doubt: the unit is kept and the sale booked, or given back
@@ -96,6 +100,7 @@ pub fn run() -> ExitCode {
         Command::Check { config } => check::run(config.config.as_deref()),
         Command::Migrate { config } => migrate::run(config.config.as_deref()),
         Command::Caps(args) => caps::run(&args),
+        Command::Reconcile(args) => reconcile::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Resolve(args) => resolve::run(&args),
         Command::Stress(args) => run_stress(args),

@@ -90,7 +90,7 @@ fn order(what: &[String], all_of: Option<&BuyerId>) -> Result<Order, String> {
 
 async fn ask(admin: &AdminArgs, lead: LeadId, buyer: &BuyerId, outcome: Outcome) -> Result<Value, AskError> {
     let body = json!({ "buyer": buyer.as_str(), "outcome": outcome.as_str() });
-    admin.post(&format!("/v1/leads/{lead}/resolve"), &body).await
+    admin.post(&format!("/v1/leads/{lead}/resolve"), Some(&body)).await
 }
 
 fn told(answer: &Value) -> String {

@@ -274,19 +274,10 @@ fn forward(reader: Reader<'_>) -> ForwardConfig {
 }
 
 fn reconcile(reader: Reader<'_>) -> ReconcileConfig {
-    let (every_minutes, lower_percent_max) = (60, 20);
     let config = ReconcileConfig {
-        every: Duration::from_mins(reader.integer("every_minutes", (1, 10_080), every_minutes)),
-        lower_percent_max: reader.integer("lower_percent_max", (0, 100), lower_percent_max),
+        every: Duration::from_mins(reader.integer("every_minutes", (1, 10_080), 60)),
+        lower_percent_max: reader.integer("lower_percent_max", (0, 100), 20),
     };
-    // Nothing compares counters and books yet: a wish that nobody would fulfil is refused.
-    let other_than = |key, is_other: bool, default: u64| {
-        if is_other && let Some(item) = reader.item(key) {
-            item.fail("not available yet", default.to_string());
-        }
-    };
-    other_than("every_minutes", config.every != Duration::from_mins(every_minutes), every_minutes);
-    other_than("lower_percent_max", config.lower_percent_max != lower_percent_max, u64::from(lower_percent_max));
     reader.finish();
     config
 }

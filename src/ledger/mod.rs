@@ -268,6 +268,18 @@ pub trait Ledger: Send + Sync + std::fmt::Debug {
         end: Option<Timestamp>,
     ) -> Result<Vec<CountedAttempt>, LedgerError>;
 
+    /// Makes rows of `cap_usage` for windows that have none, with this much used; rows that are there stay as they are. Called
+    /// with a new cap's past before the store has its counter: no lease can have named the window by then, so the row is
+    /// complete, and settlement adds to it whatever the mark is (P2).
+    async fn begin_usage(&self, rows: &[(CounterKey, u64)]) -> Result<(), LedgerError>;
+
+    /// Writes down differences that reconciliation found, before anything is done about them (F84).
+    async fn record_differences(&self, differences: &[DifferenceRow]) -> Result<(), LedgerError>;
+
+    /// Events of a partition that became dead letters at or after `since`, by the ledger's clock: units that `cap_usage` may
+    /// lack.
+    async fn dead_letters_since(&self, partition: Partition, since: Timestamp) -> Result<u64, LedgerError>;
+
     /// Units of these windows that unresolved doubts hold.
     async fn units_in_doubt(&self, keys: &[CounterKey]) -> Result<Vec<u64>, LedgerError>;
 
@@ -316,6 +328,45 @@ pub struct UsageRow {
     pub window_start: Timestamp,
     /// Leads or micros.
     pub used: u64,
+}
+
+/// What was decided about a difference between a counter and the books.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DifferenceAction {
+    /// The counter is too low and is raised.
+    Raise,
+    /// The counter is too high and is lowered.
+    Lower,
+    /// The counter is too high by more than one run may lower it: kept as it is.
+    KeepBeyondLimit,
+    /// The counter is too high, but there are dead letters that the books may lack units of: kept as it is.
+    KeepUnproven,
+}
+
+impl DifferenceAction {
+    /// The word in `reconcile_differences`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Raise => "raise",
+            Self::Lower => "lower",
+            Self::KeepBeyondLimit => "keep_limit",
+            Self::KeepUnproven => "keep_unproven",
+        }
+    }
+}
+
+/// A row of `reconcile_differences`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DifferenceRow {
+    /// Which counter.
+    pub key: CounterKey,
+    /// The counter as it was found.
+    pub used: i128,
+    /// What it should have been.
+    pub expected: u64,
+    /// What was decided.
+    pub action: DifferenceAction,
 }
 
 /// One attempt that counts, as [`Ledger::counted_attempts`] reads it.

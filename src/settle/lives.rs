@@ -45,6 +45,7 @@ impl Lives {
 
     async fn open_one(&self, gateway: &Gateway, mut mark: Mark) -> Result<(), SettleError> {
         let partition = mark.partition;
+        let mut has_new_life = false;
         for _ in 0..ROUNDS_MAX {
             let wanted = match gateway.store.life(partition).await? {
                 Some(life) if life == mark.life => life,
@@ -66,8 +67,12 @@ impl Lives {
                     );
                 }
                 mark.life = wanted;
+                has_new_life = true;
             }
             if gateway.store.begin_life(partition, wanted).await? == wanted {
+                if has_new_life {
+                    gateway.reconcile_soon();
+                }
                 return Ok(());
             }
             mark = reread(gateway, mark).await?;

@@ -2,6 +2,7 @@
 //! are set from the books.
 
 pub mod lives;
+pub mod reconcile;
 pub mod recovery;
 pub mod resolve;
 pub mod seed;

@@ -57,19 +57,12 @@ async fn seed_buyer(gateway: &Gateway, buyer: &Buyer) -> Result<(), SettleError>
         let keys: Vec<CounterKey> = missing.iter().map(|(_, key)| key.clone()).collect();
         let (mut mark, mut usage) = gateway.ledger.usage_snapshot(partition, &keys).await?;
         if usage.iter().any(Option::is_none) {
-            // A cap without a row is new, or has never counted anything: what the books hold of its window counts. The
-            // journal is settled first, because its entries do not name a cap that is newer than they are.
-            gateway.settler.settle_once().await?;
+            begin_usage(gateway, buyer, &missing, &usage).await?;
             (mark, usage) = gateway.ledger.usage_snapshot(partition, &keys).await?;
         }
-        let mut counters = Vec::with_capacity(missing.len());
-        for ((cap, key), used) in missing.iter().zip(usage) {
-            let used = match used {
-                Some(used) => used,
-                None => past_of(gateway, buyer, cap, key.window).await?,
-            };
-            counters.push((cap.id.clone(), key.window, used));
-        }
+        // A row that is gone again leaves nothing to seed from.
+        let Some(usage) = usage.into_iter().collect::<Option<Vec<u64>>>() else { continue };
+        let counters: Vec<_> = keys.into_iter().zip(usage).map(|(key, used)| (key.cap, key.window, used)).collect();
         match gateway.store.seed(&buyer.id, &mark, &counters).await? {
             SeedReply::Seeded => return Ok(()),
             SeedReply::Stale => {
@@ -79,6 +72,26 @@ async fn seed_buyer(gateway: &Gateway, buyer: &Buyer) -> Result<(), SettleError>
         }
     }
     Ok(())
+}
+
+/// A cap without a row is new, or has never counted anything: what the books hold of its window counts. It is written into
+/// `cap_usage` before the counter exists, so that the row holds everything from then on (P2): a counter that is lost later
+/// comes back with its past, and reconciliation finds it there.
+async fn begin_usage(
+    gateway: &Gateway,
+    buyer: &Buyer,
+    missing: &[(&Cap, CounterKey)],
+    usage: &[Option<u64>],
+) -> Result<(), SettleError> {
+    // The journal is settled first, because its entries do not name a cap that is newer than they are.
+    gateway.settler.settle_once().await?;
+    let mut rows = Vec::new();
+    for ((cap, key), used) in missing.iter().zip(usage) {
+        if used.is_none() {
+            rows.push((key.clone(), past_of(gateway, buyer, cap, key.window).await?));
+        }
+    }
+    Ok(gateway.ledger.begin_usage(&rows).await?)
 }
 
 async fn missing_counters<'a>(gateway: &Gateway, buyer: &'a Buyer) -> Result<Vec<(&'a Cap, CounterKey)>, SettleError> {

@@ -26,7 +26,10 @@ use crate::domain::lease::{AttemptInfo, Charge, Demand, EndMark, LeaseKey, OpenL
 use crate::domain::window::Window;
 
 pub mod embedded;
+mod reconcile;
 pub mod redis;
+
+pub use reconcile::{Compared, Comparison, ReconcileReply, TAIL_ENTRIES_MAX};
 
 /// Why a store call gave no answer. A full cap is not an error, it is a value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -365,6 +368,14 @@ pub trait Store: Send + Sync + std::fmt::Debug {
         mark: &Mark,
         counters: &[(CapId, Window, u64)],
     ) -> Result<SeedReply, StoreError>;
+
+    /// Compares counters of the mark's partition with their settled usage as of the mark, plus the effects of journal
+    /// entries after it, plus what open leases hold. All of it is read in one step, so that the difference is exact under
+    /// full load. Where a difference is the very one that the caller names, it is taken out of the counter in the same step,
+    /// by difference and never by an absolute value (F82): a unit taken or given back meanwhile stays so, and of two callers
+    /// that name the same difference one repairs and the other finds none. Never creates a counter, never changes an expiry;
+    /// without a difference named it changes nothing at all.
+    async fn reconcile(&self, mark: &Mark, comparisons: &[Comparison]) -> Result<ReconcileReply, StoreError>;
 
     /// What the store remembers of a lead.
     async fn lead_state(&self, publisher: &PublisherId, lead: LeadId) -> Result<Option<LeadState>, StoreError>;

@@ -216,17 +216,3 @@ fn f10_two_store_calls_that_outlast_the_answer_are_warned_about() {
     assert_eq!(problems.errors(), 0, "{problems}");
     assert_keys(&problems, &["store.command_timeout_ms", "publisher[a].keys_sha256"]);
 }
-
-/// Nothing compares counters and books yet: the values of the default file are taken, a wish that nobody would fulfil is not.
-#[test]
-fn a_schedule_that_nobody_keeps_is_refused() {
-    let taken = "[reconcile]\nevery_minutes = 60\nlower_percent_max = 20\n";
-    assert!(config_of(taken, &Vars::default()).is_ok());
-    for (line, key) in
-        [("every_minutes = 5", "reconcile.every_minutes"), ("lower_percent_max = 1", "reconcile.lower_percent_max")]
-    {
-        let problems = config_of(&format!("[reconcile]\n{line}\n"), &Vars::default()).expect_err(line);
-        assert_eq!(problems.0.len(), 1, "{problems}");
-        assert_eq!((problems.0[0].key.as_str(), problems.0[0].wrong.as_str()), (key, "not available yet"));
-    }
-}

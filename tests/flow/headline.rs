@@ -29,7 +29,7 @@ fn three_buyers(stub: &StubBuyer) -> String {
 }
 
 /// Posts the leads, spread over gateways, connections and time; answers every status word and how long each answer took.
-async fn burst(gateways: &[std::net::SocketAddr]) -> (Vec<String>, Vec<Duration>) {
+pub async fn burst(gateways: &[std::net::SocketAddr]) -> (Vec<String>, Vec<Duration>) {
     let results = Arc::new(Mutex::new((Vec::new(), Vec::new())));
     let started = tokio::time::Instant::now();
     let tasks: Vec<_> = (0..CONNECTIONS)
@@ -173,7 +173,7 @@ async fn rough(place: Place, gateways: Vec<Gateway>, stub: &StubBuyer) {
     place.backing.clean().await;
 }
 
-fn rough_buyers(stub: &StubBuyer) -> String {
+pub fn rough_buyers(stub: &StubBuyer) -> String {
     let cap = |leads: u32| format!("timeout_ms = 1500\n[[buyer.cap]]\nwindow = \"day\"\nleads = {leads}");
     routing(&[
         BuyerLine { id: "first", url: stub.url("/first"), more: &cap(100), price: "25.00" },
@@ -181,8 +181,8 @@ fn rough_buyers(stub: &StubBuyer) -> String {
     ])
 }
 
-const ROUGH: &str = "/first=random:accept=30,decline=30,error=20,close=10,hang=10";
-const SHORT_LATE: &str = "[forward]\nallow_private_addresses = true\nlate_answer_ms = 500";
+pub const ROUGH: &str = "/first=random:accept=30,decline=30,error=20,close=10,hang=10";
+pub const SHORT_LATE: &str = "[forward]\nallow_private_addresses = true\nlate_answer_ms = 500";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn p1_headline_with_rough_buyers_embedded() {

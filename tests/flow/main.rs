@@ -15,4 +15,9 @@ mod crash;
 mod headline;
 mod operations;
 mod outcomes;
+mod reconcile;
+#[cfg(feature = "server-tests")]
+#[allow(dead_code, reason = "only the raw connection is used here")]
+#[path = "../support/redis.rs"]
+mod redis_support;
 mod resolve;

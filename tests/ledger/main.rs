@@ -6,6 +6,7 @@
 mod events;
 mod journal;
 mod reading;
+mod reconciling;
 mod schema;
 mod settler;
 mod settling;
@@ -72,6 +73,12 @@ macro_rules! all_behaviours {
                 paused_buyers_are_remembered,
                 payloads_are_removed_and_rows_stay,
                 totals_find_books_that_do_not_balance,
+            }
+            reconciling {
+                p2_usage_begins_once_and_settlement_adds_to_it,
+                p2_usage_begins_beside_settlement,
+                f84_differences_are_written_down,
+                f84_dead_letters_are_counted_by_partition_and_time,
             }
             schema {
                 migrations_run_from_several_gateways_at_once,

@@ -11,8 +11,8 @@ use capgate::domain::lease::{EndMark, LeaseKey, OpenLease};
 use capgate::domain::window::Window;
 use capgate::settle::settler::{Settler, SettlerParts, Trouble};
 use capgate::store::{
-    Admission, Admit, Close, CloseReply, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts, OverdueLead, SeedReply,
-    Store, StoreError, StoreHealth, Take, TakeReply,
+    Admission, Admit, Close, CloseReply, Comparison, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts,
+    OverdueLead, ReconcileReply, SeedReply, Store, StoreError, StoreHealth, Take, TakeReply,
 };
 use jiff::Timestamp;
 use parking_lot::Mutex;
@@ -106,6 +106,9 @@ impl Store for Journals {
         unreachable!("settlement does not ask for this")
     }
     async fn seed(&self, _: &BuyerId, _: &Mark, _: &[(CapId, Window, u64)]) -> Result<SeedReply, StoreError> {
+        unreachable!("settlement does not ask for this")
+    }
+    async fn reconcile(&self, _: &Mark, _: &[Comparison]) -> Result<ReconcileReply, StoreError> {
         unreachable!("settlement does not ask for this")
     }
     async fn lead_state(&self, _: &PublisherId, _: LeadId) -> Result<Option<LeadState>, StoreError> {

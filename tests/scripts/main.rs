@@ -20,4 +20,5 @@ mod faults;
 mod leads;
 mod leases;
 mod lives;
+mod reconcile;
 mod setup;

@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 
 use super::{
-    CountedAttempt, DoubtPlace, DoubtRow, JournalSource, LeadDetail, LeadRow, Ledger, LedgerError, MigrationStep,
-    SettleError, Settled, Totals, UsageRow,
+    CountedAttempt, DifferenceRow, DoubtPlace, DoubtRow, JournalSource, LeadDetail, LeadRow, Ledger, LedgerError,
+    MigrationStep, SettleError, Settled, Totals, UsageRow,
 };
 use crate::domain::event::{EntryId, Life, Mark};
 use crate::domain::id::{BuyerId, LeadId, Partition, PublisherId};
@@ -24,6 +24,9 @@ mod write;
 
 /// Payloads removed in one statement.
 const REMOVE_MAX: usize = 1000;
+
+/// Tries of a statement that another transaction is in the way of.
+const CONFLICTS_MAX: u32 = 5;
 
 /// The books in a database.
 #[derive(Debug)]
@@ -143,6 +146,33 @@ impl<D: Database> Ledger for SqlLedger<D> {
         end: Option<Timestamp>,
     ) -> Result<Vec<CountedAttempt>, LedgerError> {
         Ok(self.read_counted_attempts(buyer, start, end).await?)
+    }
+
+    async fn begin_usage(&self, rows: &[(CounterKey, u64)]) -> Result<(), LedgerError> {
+        let mut tries = 1;
+        loop {
+            let mut session = self.database.writer().await?;
+            match write::begin_usage(session.as_mut(), &self.database.dialect(), rows).await {
+                Ok(()) => {
+                    session.release();
+                    return Ok(());
+                }
+                // A settler was in the way; rows that are there by now stay.
+                Err(DbError::Conflict(_)) if tries < CONFLICTS_MAX => tries += 1,
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    async fn record_differences(&self, differences: &[DifferenceRow]) -> Result<(), LedgerError> {
+        let mut session = self.database.writer().await?;
+        write::record_differences(session.as_mut(), &self.database.dialect(), differences).await?;
+        session.release();
+        Ok(())
+    }
+
+    async fn dead_letters_since(&self, partition: Partition, since: Timestamp) -> Result<u64, LedgerError> {
+        Ok(self.count_dead_letters(partition, since).await?)
     }
 
     async fn units_in_doubt(&self, keys: &[CounterKey]) -> Result<Vec<u64>, LedgerError> {

@@ -18,6 +18,9 @@ use crate::ledger::{
 };
 use crate::store::CounterKey;
 
+/// The last instant that a DATETIME holds.
+const LAST_TIME: &str = "9999-12-31 23:59:59.999999";
+
 /// DATETIME columns come as text, which SQLite has anyway.
 const SELECT_LEAD: &str = "SELECT lead_id, publisher_id, campaign_id, status, reason, buyer_id, price_micros, \
      payout_micros, currency, test, CAST(received_at AS CHAR), CAST(closed_at AS CHAR), payload, explanation, answer \
@@ -134,16 +137,18 @@ impl<D: Database> SqlLedger<D> {
             DbError::Schema(format!("it has no mark for partition {}: it was set up for fewer", partition.0))
         })?;
         let mark = read_mark(&mut row)?;
-        // All windows of these buyers from the oldest one asked for: few rows, found by the key's first column.
+        // All windows of these buyers from the oldest one asked for, and those of all time: few rows, found by the key's first
+        // column.
         let buyers: BTreeSet<&str> = keys.iter().map(|key| key.buyer.as_str()).collect();
         let mut used = HashMap::new();
-        if let Some(oldest) = keys.iter().map(|key| key.window.start).min() {
-            let sql = format!("{SELECT_USAGE} WHERE window_start >= ? AND buyer_id");
-            let oldest = [Value::time(oldest)];
-            for row in fetch_in(session.as_mut(), &sql, &oldest, buyers, &USAGE_KINDS).await? {
-                let row = usage_row(row)?;
-                used.insert((row.buyer, row.cap, row.window_start), row.used);
-            }
+        let starts = keys.iter().map(|key| key.window.start);
+        let oldest =
+            starts.filter(|start| *start != Timestamp::UNIX_EPOCH).min().map_or_else(|| LAST_TIME.into(), Value::time);
+        let sql = format!("{SELECT_USAGE} WHERE (window_start >= ? OR window_start = ?) AND buyer_id");
+        let before = [oldest, Value::time(Timestamp::UNIX_EPOCH)];
+        for row in fetch_in(session.as_mut(), &sql, &before, buyers, &USAGE_KINDS).await? {
+            let row = usage_row(row)?;
+            used.insert((row.buyer, row.cap, row.window_start), row.used);
         }
         Self::end(session).await?;
         let find = |key: &CounterKey| used.get(&(key.buyer.clone(), key.cap.clone(), key.window.start)).copied();
@@ -172,7 +177,7 @@ impl<D: Database> SqlLedger<D> {
         let sql = "SELECT a.publisher_id, l.payload, a.price_micros FROM attempts a \
                    LEFT JOIN leads l ON l.lead_id = a.lead_id \
                    WHERE a.buyer_id = ? AND a.counted = 1 AND a.sent_at >= ? AND a.sent_at < ?";
-        let end = end.map_or_else(|| Value::from("9999-12-31 23:59:59.999999"), Value::time);
+        let end = end.map_or_else(|| LAST_TIME.into(), Value::time);
         let args = vec![buyer.as_str().into(), Value::time(start), end];
         let rows = session.fetch(sql.into(), args, &[Kind::Text, Kind::Text, Kind::Int]).await?;
         session.release();
@@ -184,6 +189,15 @@ impl<D: Database> SqlLedger<D> {
             })
         };
         rows.into_iter().map(read).collect()
+    }
+
+    pub(super) async fn count_dead_letters(&self, partition: Partition, since: Timestamp) -> Result<u64, DbError> {
+        let mut session = self.database.reader().await?;
+        let sql = "SELECT COUNT(*) FROM dead_letters WHERE partition_id = ? AND at >= ?";
+        let args = vec![i64::from(partition.0).into(), Value::time(since)];
+        let rows = session.fetch(sql.into(), args, &[Kind::Int]).await?;
+        session.release();
+        rows.into_iter().next().map_or(Ok(0), |mut row| row.number())
     }
 
     pub(super) async fn read_units_in_doubt(&self, keys: &[CounterKey]) -> Result<Vec<u64>, DbError> {

@@ -2,12 +2,16 @@
 
 use std::borrow::Cow;
 
+use jiff::Timestamp;
+
 use super::session::{DbError, Dialect, Session, Set, Value};
 use crate::domain::event::{Closed, Mark};
-use crate::domain::id::{BuyerId, CampaignId, PublisherId};
+use crate::domain::id::{BuyerId, CampaignId, CapId, PublisherId};
 use crate::domain::money::Currency;
 use crate::domain::outcome::LeadStatus;
+use crate::ledger::DifferenceRow;
 use crate::ledger::plan::{Arrival, AttemptWrite, EntryWrite, NewLead, Place, Plan};
+use crate::store::CounterKey;
 
 /// Most characters of a buyer's words that are kept. Cut, not refused: they must not cost a sale its row.
 const REASON_CHARS_MAX: usize = 200;
@@ -109,6 +113,10 @@ const ENTRIES: Head = Head {
     columns: 7,
 };
 const USAGE: Head = Head { sql: "INSERT INTO cap_usage (buyer_id, cap_id, window_start, used) VALUES ", columns: 4 };
+const DIFFERENCES: Head = Head {
+    sql: "INSERT INTO reconcile_differences (buyer_id, cap_id, window_start, counter, expected, action) VALUES ",
+    columns: 6,
+};
 const BALANCES: Head = Head { sql: "INSERT INTO balances (account, currency, balance_micros) VALUES ", columns: 3 };
 const DEAD_LETTERS: Head = Head {
     sql: "INSERT INTO dead_letters (partition_id, life, entry_ms, entry_seq, reason, event) VALUES ",
@@ -282,6 +290,48 @@ pub async fn bury(session: &mut dyn Session, dialect: &Dialect, letters: &[DeadL
         rows.push(row);
     }
     insert(session, dialect, DEAD_LETTERS, &end, rows.into_iter()).await
+}
+
+/// Makes usage rows where there are none. In the order that settlement takes them in, so that the two wait for each other
+/// instead of locking each other out (F68).
+pub async fn begin_usage(
+    session: &mut dyn Session,
+    dialect: &Dialect,
+    rows: &[(CounterKey, u64)],
+) -> Result<(), DbError> {
+    let mut args = Vec::with_capacity(rows.len());
+    for (key, used) in rows {
+        let used = i64::try_from(*used).map_err(|_| DbError::Bug("a usage is out of range".to_owned()))?;
+        args.push((&key.buyer, &key.cap, key.window.start, used));
+    }
+    args.sort();
+    let row = |(buyer, cap, start, used): (&BuyerId, &CapId, Timestamp, i64)| {
+        vec![buyer.as_str().into(), cap.as_str().into(), Value::time(start), used.into()]
+    };
+    // Setting a part of the key to what it is leaves the row alone.
+    let end = dialect.upsert("buyer_id, cap_id, window_start", &[Set::New("buyer_id")]);
+    insert(session, dialect, USAGE, &end, args.into_iter().map(row)).await
+}
+
+/// Writes differences down.
+pub async fn record_differences(
+    session: &mut dyn Session,
+    dialect: &Dialect,
+    differences: &[DifferenceRow],
+) -> Result<(), DbError> {
+    let row = |difference: &DifferenceRow| {
+        // A counter beyond 64 bits would be a broken one; the nearest number tells as much.
+        let used = i64::try_from(difference.used).unwrap_or(if difference.used < 0 { i64::MIN } else { i64::MAX });
+        vec![
+            difference.key.buyer.as_str().into(),
+            difference.key.cap.as_str().into(),
+            Value::time(difference.key.window.start),
+            used.into(),
+            i64::try_from(difference.expected).unwrap_or(i64::MAX).into(),
+            difference.action.as_str().into(),
+        ]
+    };
+    insert(session, dialect, DIFFERENCES, "", differences.iter().map(row)).await
 }
 
 fn place_args(place: &Place) -> Result<[Value; 4], DbError> {

@@ -17,8 +17,8 @@ use self::file::{Faults, Replacement};
 use self::group::Group;
 use self::state::State;
 use super::{
-    Admission, Admit, Close, CloseReply, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts, OverdueLead, SeedReply,
-    Store, StoreError, StoreHealth, Take, TakeReply,
+    Admission, Admit, Close, CloseReply, Comparison, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts,
+    OverdueLead, ReconcileReply, SeedReply, Store, StoreError, StoreHealth, Take, TakeReply,
 };
 use crate::clock::SharedClock;
 use crate::domain::event::{Attempt, Closed, EntryId, Event, JournalEntry, Life, Mark, Received, WindowAmount};
@@ -34,6 +34,7 @@ mod file;
 mod group;
 mod leases;
 mod partition;
+mod reconcile;
 mod snapshot;
 mod start;
 mod state;
@@ -280,6 +281,10 @@ impl Store for EmbeddedStore {
         counters: &[(CapId, Window, u64)],
     ) -> Result<SeedReply, StoreError> {
         self.step(|state, _| state.seed(buyer, mark, counters)).await
+    }
+
+    async fn reconcile(&self, mark: &Mark, comparisons: &[Comparison]) -> Result<ReconcileReply, StoreError> {
+        self.step(|state, _| state.reconcile(mark, comparisons)).await?
     }
 
     async fn lead_state(&self, publisher: &PublisherId, lead: LeadId) -> Result<Option<LeadState>, StoreError> {

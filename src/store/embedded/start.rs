@@ -49,8 +49,8 @@ fn forget_settled(state: &mut State, mark: &Mark) -> Result<(), StoreError> {
 }
 
 /// Counter = settled usage + effects of entries after the mark + open leases (P2). A counter that stands higher in the file
-/// is left: it may hold the past of a cap that was new in mid-window, and too many closes a cap where too few would oversell
-/// it (P1).
+/// is left to reconciliation, which records a difference before it repairs it: too many closes a cap where too few would
+/// oversell it (P1).
 fn rebuild_counters(state: &mut State, marks: &[Mark], usage: &[UsageRow]) {
     let mut rows: HashMap<Partition, Vec<&UsageRow>> = HashMap::new();
     for row in usage {
@@ -90,9 +90,11 @@ fn rebuild_counters(state: &mut State, marks: &[Mark], usage: &[UsageRow]) {
     }
 }
 
+/// Buyer, cap, window start in milliseconds.
 type Place<'a> = (&'a BuyerId, &'a CapId, i64);
 
-fn sum_unsettled<'a>(state: &'a PartitionState, mark: Option<&Mark>) -> HashMap<Place<'a>, i128> {
+/// Sums of [`unsettled`].
+pub(super) fn sum_unsettled<'a>(state: &'a PartitionState, mark: Option<&Mark>) -> HashMap<Place<'a>, i128> {
     let mut sums = HashMap::new();
     unsettled(state, mark, |buyer, cap, start_ms, units| *sums.entry((buyer, cap, start_ms)).or_insert(0) += units);
     sums

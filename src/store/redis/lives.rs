@@ -7,10 +7,8 @@ use super::{RedisStore, expires_at, first_word, nth, unknown_reply};
 use crate::domain::event::{Life, Mark};
 use crate::domain::id::{BuyerId, CapId, Partition};
 use crate::domain::window::Window;
-use crate::store::{CounterKey, SeedReply, StoreError};
+use crate::store::{CounterKey, SeedReply, StoreError, TAIL_ENTRIES_MAX};
 
-/// Most journal entries that a seed reads in its one step.
-const TAIL_ENTRIES_MAX: u64 = 5000;
 /// How often `begin_life` starts over because the list of counters changed under it.
 const BEGIN_TRIES_MAX: u32 = 20;
 

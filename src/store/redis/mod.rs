@@ -9,6 +9,7 @@ mod journal;
 mod keys;
 mod leads;
 mod lives;
+mod reconcile;
 mod record;
 mod reply;
 mod scripts;
@@ -30,8 +31,8 @@ use self::keys::Keys;
 use self::reply::Reply;
 use self::setup::{JournalSize, Offset};
 use super::{
-    Admission, Admit, Close, CloseReply, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts, OverdueLead, SeedReply,
-    Store, StoreError, StoreHealth, Take, TakeReply,
+    Admission, Admit, Close, CloseReply, Comparison, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts,
+    OverdueLead, ReconcileReply, SeedReply, Store, StoreError, StoreHealth, Take, TakeReply,
 };
 use crate::clock::SharedClock;
 use crate::domain::event::{Attempt, Closed, EntryId, Event, JournalEntry, Life, Mark, WindowAmount};
@@ -230,6 +231,10 @@ impl Store for RedisStore {
         counters: &[(CapId, Window, u64)],
     ) -> Result<SeedReply, StoreError> {
         self.run_seed(buyer, mark, counters).await
+    }
+
+    async fn reconcile(&self, mark: &Mark, comparisons: &[Comparison]) -> Result<ReconcileReply, StoreError> {
+        self.run_reconcile(mark, comparisons).await
     }
 
     async fn lead_state(&self, publisher: &PublisherId, lead: LeadId) -> Result<Option<LeadState>, StoreError> {

@@ -2,6 +2,7 @@
 
 const PRELUDE: &str = include_str!("../../../scripts/redis/prelude.lua");
 const ENDING: &str = include_str!("../../../scripts/redis/ending.lua");
+const TAIL: &str = include_str!("../../../scripts/redis/tail.lua");
 const PARTS: &str = include_str!("../../../scripts/redis/parts.lua");
 
 /// Which connection a call uses: reads of settlement and recovery must not stand in the way of leads.
@@ -31,6 +32,7 @@ pub(super) enum Verb {
     Remember,
     Close,
     Seed,
+    Reconcile,
     BeginLife,
     ClaimLeads,
     Overdue,
@@ -40,7 +42,7 @@ pub(super) enum Verb {
 
 impl Verb {
     /// All, in the order of their numbers.
-    pub(super) const ALL: [Self; 18] = [
+    pub(super) const ALL: [Self; 19] = [
         Self::Admit,
         Self::Take,
         Self::AdmitTake,
@@ -54,6 +56,7 @@ impl Verb {
         Self::Remember,
         Self::Close,
         Self::Seed,
+        Self::Reconcile,
         Self::BeginLife,
         Self::ClaimLeads,
         Self::Overdue,
@@ -81,6 +84,7 @@ impl Verb {
             Self::Remember => lua!("remember"),
             Self::Close => lua!("close"),
             Self::Seed => lua!("seed"),
+            Self::Reconcile => lua!("reconcile"),
             Self::BeginLife => lua!("begin_life"),
             Self::ClaimLeads => lua!("claim_leads"),
             Self::Overdue => lua!("overdue"),
@@ -104,7 +108,13 @@ impl Verb {
             | Self::Record
             | Self::Remember
             | Self::Close => Lane::Hot,
-            Self::Seed | Self::BeginLife | Self::ClaimLeads | Self::Overdue | Self::Tip | Self::Trim => Lane::Bulk,
+            Self::Seed
+            | Self::Reconcile
+            | Self::BeginLife
+            | Self::ClaimLeads
+            | Self::Overdue
+            | Self::Tip
+            | Self::Trim => Lane::Bulk,
         }
     }
 
@@ -114,6 +124,7 @@ impl Verb {
         let mut text = format!("{flags}\n{PRELUDE}");
         match self {
             Self::Commit | Self::Refund | Self::Expire | Self::Doubt => text.push_str(ENDING),
+            Self::Seed | Self::Reconcile => text.push_str(TAIL),
             Self::AdmitTake => {
                 wrap(&mut text, "admit", Self::Admit);
                 wrap(&mut text, "take", Self::Take);
