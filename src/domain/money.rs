@@ -40,6 +40,43 @@ impl Micros {
         }
         units.checked_mul(MICROS_PER_UNIT).and_then(|u| u.checked_add(micros)).map(Self).ok_or_else(bad)
     }
+
+    /// Reads a number as others write it: decimals as long as they like, rounded down to the micro, exponents, and more than
+    /// fits becomes the most there is. `None` for what is negative or not a number.
+    #[must_use]
+    pub fn read_number(text: &str) -> Option<Self> {
+        let (mantissa, exponent) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
+        let (whole, decimals) = mantissa.split_once('.').unwrap_or((mantissa, "0"));
+        let is_digits = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+        let unsigned = exponent.strip_prefix(['+', '-']).unwrap_or(exponent);
+        if !is_digits(whole) || !is_digits(decimals) || !is_digits(unsigned) {
+            return None;
+        }
+        // Only too many digits can fail here, and an exponent that long leaves nothing, or all there is, of any number.
+        let size: i64 = unsigned.parse().unwrap_or(i64::MAX / 2);
+        let exponent = if exponent.starts_with('-') { -size } else { size };
+        let digits = [whole, decimals].concat();
+        let decimals = i64::try_from(decimals.len()).unwrap_or(i64::MAX);
+        // So many of the digits count whole micros; where there are fewer, zeros follow them.
+        let kept =
+            i64::try_from(digits.len()).unwrap_or(i64::MAX).saturating_sub(decimals).saturating_add(exponent) + 6;
+        let zeros = digits.bytes().take_while(|b| *b == b'0').count();
+        let most = i64::try_from(zeros).unwrap_or(i64::MAX).saturating_add(19);
+        if zeros == digits.len() || kept <= 0 {
+            return Some(Self::ZERO);
+        }
+        if kept > most {
+            return Some(Self(i64::MAX));
+        }
+        // Cannot fail because `kept` is positive and at most `most`.
+        let kept = usize::try_from(kept).unwrap_or(0);
+        let micros = digits
+            .bytes()
+            .chain(std::iter::repeat(b'0'))
+            .take(kept)
+            .try_fold(0_i64, |sum, digit| sum.checked_mul(10)?.checked_add(i64::from(digit - b'0')));
+        Some(Self(micros.unwrap_or(i64::MAX)))
+    }
 }
 
 /// At least two and at most six decimals: `17.50`, `0.000001`, `-3.125`.
@@ -147,6 +184,41 @@ mod tests {
         assert_eq!(Micros(-3_125_000).to_string(), "-3.125");
         for bad in ["", ".", "1.", ".5", "-1", "+1", "1e3", "1.0000001", "nan", "99999999999999999999", "1,5"] {
             assert!(Micros::parse(bad).is_err(), "{bad:?} was taken");
+        }
+    }
+
+    #[test]
+    fn p6_numbers_of_others_are_read_without_a_float() {
+        let long = format!("{}1", "0".repeat(5_000));
+        for (text, micros) in [
+            ("12.5", Some(12_500_000)),
+            ("0012.50", Some(12_500_000)),
+            ("1e3", Some(1_000_000_000)),
+            ("1.5E+1", Some(15_000_000)),
+            ("250e-1", Some(25_000_000)),
+            ("0.0000019", Some(1)),
+            ("0.1234567", Some(123_456)),
+            ("1e-7", Some(0)),
+            ("0", Some(0)),
+            ("0e999999999999999999999", Some(0)),
+            ("1e-999999999999999999999", Some(0)),
+            ("1e999999999999999999999", Some(i64::MAX)),
+            ("99999999999999999999", Some(i64::MAX)),
+            ("9223372036854.775807", Some(i64::MAX)),
+            ("9223372036854.775806", Some(i64::MAX - 1)),
+            (long.as_str(), Some(1_000_000)),
+            ("-1", None),
+            ("+1", None),
+            ("1e", None),
+            (".5", None),
+            ("5.", None),
+            ("e5", None),
+            ("0x10", None),
+            ("NaN", None),
+            ("1,5", None),
+            ("", None),
+        ] {
+            assert_eq!(Micros::read_number(text), micros.map(Micros), "{text}");
         }
     }
 

@@ -85,7 +85,7 @@ pub fn classify(answer: &Answer<'_>, rules: &AnswerRules, now: Timestamp) -> Out
     if is_accepted && !(accepts_by_status && is_duplicate) {
         return Outcome::Accepted(Acceptance {
             http_status: status,
-            price: body.at(rules.price.as_ref()).and_then(|text| Micros::parse(text.trim()).ok()),
+            price: body.at(rules.price.as_ref()).and_then(|text| Micros::read_number(text.trim())),
             redirect_url: body.at(rules.redirect_url.as_ref()).and_then(|text| web_address(&text)),
         });
     }
@@ -269,9 +269,9 @@ mod tests {
             (r#"" 7 ""#, Some(7_000_000)),
             ("0", Some(0)),
             ("-1", None),
-            ("1e3", None),
-            ("0.1234567", None),
-            ("99999999999999999999", None),
+            ("1e3", Some(1_000_000_000)),
+            ("0.1234567", Some(123_456)),
+            ("99999999999999999999", Some(i64::MAX)),
             (r#""free""#, None),
             ("null", None),
             ("[5]", None),
