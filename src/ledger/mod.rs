@@ -25,7 +25,9 @@ use crate::domain::id::{BuyerId, CampaignId, CapId, LeadId, Partition, Publisher
 use crate::domain::money::{Currency, Micros};
 use crate::domain::outcome::{AttemptOutcome, LeadStatus};
 use crate::store::{CounterKey, StoreError};
+use audit::{Audit, Period, Progress};
 
+pub mod audit;
 pub mod mysql;
 mod plan;
 mod sql;
@@ -300,6 +302,10 @@ pub trait Ledger: Send + Sync + std::fmt::Debug {
 
     /// The lead that used this key before: what replays are answered from when the store was lost. Hash in hex.
     async fn lead_by_key(&self, publisher: &PublisherId, key_hash: &str) -> Result<Option<LeadRow>, LedgerError>;
+
+    /// Compares the books with themselves, as of one instant: entries with attempts and verdicts, balances with entries,
+    /// `cap_usage` with attempts. Reads page by page and may take minutes; tells `progress` how far it has come.
+    async fn audit(&self, period: Period, progress: Progress<'_>) -> Result<Audit, LedgerError>;
 
     /// Sums.
     async fn totals(&self) -> Result<Totals, LedgerError>;

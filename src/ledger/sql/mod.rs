@@ -6,6 +6,7 @@
 use async_trait::async_trait;
 use jiff::Timestamp;
 
+use super::audit::{Audit, Period, Progress};
 use super::{
     CountedAttempt, DifferenceRow, DoubtPlace, DoubtRow, JournalSource, LeadDetail, LeadRow, Ledger, LedgerError,
     MigrationStep, SettleError, Settled, Totals, UsageRow,
@@ -15,6 +16,7 @@ use crate::domain::id::{BuyerId, LeadId, Partition, PublisherId};
 use crate::store::CounterKey;
 use session::{Database, DbError, Session, Value};
 
+mod audit;
 mod known;
 mod read;
 pub(super) mod schema;
@@ -61,6 +63,16 @@ impl<D: Database> SqlLedger<D> {
         let rows = session.execute(sql.into(), args).await?;
         session.release();
         Ok(rows)
+    }
+
+    async fn begin_usage_once(&self, rows: &[(CounterKey, u64)]) -> Result<(), DbError> {
+        let dialect = self.database.dialect();
+        let mut session = self.database.writer().await?;
+        session.run(dialect.begin).await?;
+        write::begin_usage(session.as_mut(), &dialect, rows).await?;
+        session.run("COMMIT").await?;
+        session.release();
+        Ok(())
     }
 
     async fn make_marks(&self, partitions: u16) -> Result<(), DbError> {
@@ -151,12 +163,8 @@ impl<D: Database> Ledger for SqlLedger<D> {
     async fn begin_usage(&self, rows: &[(CounterKey, u64)]) -> Result<(), LedgerError> {
         let mut tries = 1;
         loop {
-            let mut session = self.database.writer().await?;
-            match write::begin_usage(session.as_mut(), &self.database.dialect(), rows).await {
-                Ok(()) => {
-                    session.release();
-                    return Ok(());
-                }
+            match self.begin_usage_once(rows).await {
+                Ok(()) => return Ok(()),
                 // A settler was in the way; rows that are there by now stay.
                 Err(DbError::Conflict(_)) if tries < CONFLICTS_MAX => tries += 1,
                 Err(error) => return Err(error.into()),
@@ -201,6 +209,10 @@ impl<D: Database> Ledger for SqlLedger<D> {
             .ok_or_else(|| LedgerError::Bug("a key's hash is not 64 hex digits".to_owned()))?;
         let args = vec![hash.into(), publisher.as_str().into()];
         Ok(self.read_lead("WHERE key_hash = ? AND publisher_id = ?", args).await?)
+    }
+
+    async fn audit(&self, period: Period, progress: Progress<'_>) -> Result<Audit, LedgerError> {
+        Ok(self.read_audit(period, progress).await?)
     }
 
     async fn totals(&self) -> Result<Totals, LedgerError> {

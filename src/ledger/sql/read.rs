@@ -64,7 +64,7 @@ const SELECT_ENTRIES: &str = "SELECT account, amount_micros, currency, kind, CAS
      WHERE lead_id = ? ORDER BY entry_id";
 const ENTRY_KINDS: [Kind; 5] = [Kind::Text, Kind::Int, Kind::Text, Kind::Text, Kind::Text];
 
-fn buyer(text: &str) -> Option<BuyerId> {
+pub(super) fn buyer(text: &str) -> Option<BuyerId> {
     BuyerId::new(text).ok()
 }
 
