@@ -1,4 +1,4 @@
-//! `capgate ledger check`: exit 0 when the books agree with themselves, 1 when they do not.
+//! `capgate ledger check`, `dead-letters` and `replay`: the books, without a gateway.
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
@@ -14,6 +14,10 @@ use crate::app::open_ledger;
 use crate::clock::{Clock as _, SystemClock};
 use crate::config::{self, ProcessEnvironment};
 use crate::ledger::audit::{Audit, Period};
+use crate::ledger::{DeadLetterRow, Ledger, LedgerError, Replayed};
+
+/// Dead letters of one read.
+const LETTERS: usize = 100;
 
 /// What happened so short a time ago may be settled only in part.
 const SETTLES_WITHIN: SignedDuration = SignedDuration::from_secs(60);
@@ -22,6 +26,18 @@ const SETTLES_WITHIN: SignedDuration = SignedDuration::from_secs(60);
 pub(super) enum LedgerCommand {
     /// Compare the books with themselves: entries with attempts and verdicts, balances with entries, cap usage with attempts
     Check(CheckArgs),
+    /// List events that could not be stored, and why
+    DeadLetters {
+        #[command(flatten)]
+        config: ConfigArgs,
+    },
+    /// Try once more to store events that could not be stored; exit 1 when any of them still cannot be
+    Replay {
+        /// Ids of dead letters; without any, all of them
+        ids: Vec<i64>,
+        #[command(flatten)]
+        config: ConfigArgs,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -49,49 +65,101 @@ fn parse_time(text: &str) -> Result<Timestamp, String> {
 
 pub(super) fn run(command: &LedgerCommand) -> ExitCode {
     match command {
-        LedgerCommand::Check(args) => check(args),
+        LedgerCommand::Check(args) => with_ledger(&args.config, async |ledger| check(args, ledger).await),
+        LedgerCommand::DeadLetters { config } => with_ledger(config, dead_letters),
+        LedgerCommand::Replay { ids, config } => with_ledger(config, async |ledger| replay(ids, ledger).await),
     }
 }
 
-fn check(args: &CheckArgs) -> ExitCode {
-    let config = match config::load(args.config.config.as_deref(), &ProcessEnvironment) {
+/// Runs work on the books that the configuration names.
+fn with_ledger(config: &ConfigArgs, work: impl AsyncFnOnce(&dyn Ledger) -> Result<ExitCode, LedgerError>) -> ExitCode {
+    let config = match config::load(config.config.as_deref(), &ProcessEnvironment) {
         Ok(config) => config,
         Err(problems) => {
             eprintln!("{problems}");
             return ExitCode::from(BAD_CONFIG);
         }
     };
-    let until = args.until.unwrap_or_else(|| SystemClock.now() - SETTLES_WITHIN);
-    let is_watched = std::io::stderr().is_terminal() && !args.json;
     block_on(async {
         let ledger = match open_ledger(&config).await {
             Ok(ledger) => ledger,
             Err(error) => return fail(&error.to_string()),
         };
-        let progress = |rows| {
-            if is_watched {
-                eprint!("\r{rows} rows");
-            }
-        };
         let result = match ledger.check_schema().await {
-            Ok(()) => ledger.audit(Period { since: args.since, until }, &progress).await,
+            Ok(()) => work(&*ledger).await,
             Err(error) => Err(error),
         };
         ledger.shut_down().await;
-        if is_watched {
-            eprintln!();
-        }
-        let audit = match result {
-            Ok(audit) => audit,
-            Err(error) => return fail(&error.to_string()),
-        };
-        if args.json {
-            println!("{:#}", json!(audit));
-        } else {
-            print!("{}", as_text(&audit));
-        }
-        if audit.is_clean() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }
+        result.unwrap_or_else(|error| fail(&error.to_string()))
     })
+}
+
+async fn dead_letters(ledger: &dyn Ledger) -> Result<ExitCode, LedgerError> {
+    let mut after = 0;
+    loop {
+        let letters = ledger.dead_letters(after, LETTERS).await?;
+        for letter in &letters {
+            let DeadLetterRow { id, partition, at, reason, has_event } = letter;
+            let lost = if *has_event { "" } else { " (the event itself was not kept)" };
+            println!("{id}  {at}  partition {}  {reason}{lost}", partition.0);
+        }
+        match letters.last() {
+            Some(last) if letters.len() == LETTERS => after = last.id,
+            _ => return Ok(ExitCode::SUCCESS),
+        }
+    }
+}
+
+async fn replay(ids: &[i64], ledger: &dyn Ledger) -> Result<ExitCode, LedgerError> {
+    let mut is_all_stored = true;
+    if ids.is_empty() {
+        let mut after = 0;
+        loop {
+            let letters = ledger.dead_letters(after, LETTERS).await?;
+            for letter in &letters {
+                is_all_stored &= replay_one(letter.id, ledger).await?;
+            }
+            match letters.last() {
+                Some(last) if letters.len() == LETTERS => after = last.id,
+                _ => break,
+            }
+        }
+    }
+    for id in ids {
+        is_all_stored &= replay_one(*id, ledger).await?;
+    }
+    Ok(if is_all_stored { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
+}
+
+async fn replay_one(id: i64, ledger: &dyn Ledger) -> Result<bool, LedgerError> {
+    let (is_stored, word) = match ledger.replay(id).await? {
+        Replayed::Stored => (true, "stored".to_owned()),
+        Replayed::Refused(reason) => (false, reason),
+        Replayed::WithoutEvent => (false, "the event itself was not kept".to_owned()),
+        Replayed::Gone => (false, "there is no such dead letter".to_owned()),
+    };
+    println!("{id}  {word}");
+    Ok(is_stored)
+}
+
+async fn check(args: &CheckArgs, ledger: &dyn Ledger) -> Result<ExitCode, LedgerError> {
+    let until = args.until.unwrap_or_else(|| SystemClock.now() - SETTLES_WITHIN);
+    let is_watched = std::io::stderr().is_terminal() && !args.json;
+    let progress = |rows| {
+        if is_watched {
+            eprint!("\r{rows} rows");
+        }
+    };
+    let audit = ledger.audit(Period { since: args.since, until }, &progress).await?;
+    if is_watched {
+        eprintln!();
+    }
+    if args.json {
+        println!("{:#}", json!(audit));
+    } else {
+        print!("{}", as_text(&audit));
+    }
+    Ok(if audit.is_clean() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }
 
 fn as_text(audit: &Audit) -> String {

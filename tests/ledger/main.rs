@@ -50,6 +50,7 @@ macro_rules! all_behaviours {
             }
             trouble {
                 f75_only_the_culprit_becomes_a_dead_letter,
+                f75_a_dead_letter_is_replayed_when_its_cause_is_gone,
                 f73_an_overflowing_balance_is_refused_and_not_altered,
                 f74_large_batches_and_large_payloads,
                 f80_an_unknown_version_stops_its_partition_only,

@@ -8,8 +8,8 @@ use jiff::Timestamp;
 
 use super::audit::{Audit, Period, Progress};
 use super::{
-    CountedAttempt, DifferenceRow, DoubtPlace, DoubtRow, JournalSource, LeadDetail, LeadRow, Ledger, LedgerError,
-    MigrationStep, SettleError, Settled, Totals, UsageRow,
+    CountedAttempt, DeadLetterRow, DifferenceRow, DoubtPlace, DoubtRow, JournalSource, LeadDetail, LeadRow, Ledger,
+    LedgerError, MigrationStep, Replayed, SettleError, Settled, Totals, UsageRow,
 };
 use crate::domain::event::{EntryId, Life, Mark};
 use crate::domain::id::{BuyerId, LeadId, Partition, PublisherId};
@@ -18,6 +18,7 @@ use session::{Database, DbError, Session, Value};
 
 mod audit;
 mod known;
+mod letters;
 mod read;
 pub(super) mod schema;
 pub(super) mod session;
@@ -181,6 +182,22 @@ impl<D: Database> Ledger for SqlLedger<D> {
 
     async fn dead_letters_since(&self, partition: Partition, since: Timestamp) -> Result<u64, LedgerError> {
         Ok(self.count_dead_letters(partition, since).await?)
+    }
+
+    async fn dead_letters(&self, after: i64, count_max: usize) -> Result<Vec<DeadLetterRow>, LedgerError> {
+        Ok(self.read_dead_letters(after, count_max).await?)
+    }
+
+    async fn replay(&self, id: i64) -> Result<Replayed, LedgerError> {
+        let mut tries = 1;
+        loop {
+            match self.replay_once(id, tries == CONFLICTS_MAX).await {
+                Ok(replayed) => return Ok(replayed),
+                // A settler was in the way, or wrote the same lead meanwhile.
+                Err(DbError::Conflict(_) | DbError::Duplicate) if tries < CONFLICTS_MAX => tries += 1,
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
     async fn units_in_doubt(&self, keys: &[CounterKey]) -> Result<Vec<u64>, LedgerError> {
