@@ -117,7 +117,7 @@ fn counts(cap: &Cap, attempt: &CountedAttempt) -> bool {
         return cap.publisher.as_ref().is_none_or(|publisher| *publisher == attempt.publisher);
     }
     // A payload that was removed, or that cannot be read, counts: a cap errs towards closed.
-    let read = |payload: &str| parse(BodyType::Json, payload.as_bytes()).ok();
+    let read = |payload: &str| parse(BodyType::Json, payload.as_bytes(), &[]).ok();
     let Some(parsed) = attempt.payload.as_deref().and_then(read) else { return true };
     cap.counts(&attempt.publisher, &parsed.fields)
 }
