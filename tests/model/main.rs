@@ -15,6 +15,7 @@ mod cluster;
 mod ends;
 mod meanwhile;
 mod pure;
+mod race;
 #[cfg(feature = "server-tests")]
 #[allow(dead_code, reason = "each test binary uses its own part")]
 #[path = "../support/redis.rs"]
@@ -73,4 +74,21 @@ async fn p1_p2_random_walk_redis() {
 async fn p1_p2_random_walk_cluster() {
     let bench = bench::OnRedis::start(&cluster::cluster_url()).await;
     walk(bench, Dice::new("p1_p2_random_walk_cluster"), steps(500)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f17_last_unit_race_embedded() {
+    race::race(Embedded::start(), 100).await;
+}
+
+#[cfg(feature = "server-tests")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f17_last_unit_race_redis() {
+    race::race(bench::OnRedis::start(&redis_support::url()).await, 40).await;
+}
+
+#[cfg(feature = "server-tests")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f17_last_unit_race_cluster() {
+    race::race(bench::OnRedis::start(&cluster::cluster_url()).await, 40).await;
 }
