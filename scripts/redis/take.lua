@@ -11,7 +11,8 @@
 --      ms or ''
 -- Reply   {index of the candidate taken or '', '1' when too late else '0', refusals}
 -- A refusal is "<index> <letter> ...": F <cap> <used> full, W <store clock ms> wrong window, U <cap> unseeded, S <newest
--- version> stale, E <mark> ended, L other life; refusals are joined by ';'. W, U and L can be cured and end the call.
+-- version> stale, E <mark> ended, O another walk of the lead holds it, L other life; refusals are joined by ';'. W, U, S and L
+-- can be cured and end the call. `about` names the walk that asks: "walk":"<hex digits>".
 -- Has no allow-oom: a full server must refuse new work before anything is written (P7).
 
 local lead, not_after, refused = ARGV[1], tonumber(ARGV[2]), ARGV[3]
@@ -34,7 +35,8 @@ for g = 1, group_count do
 end
 a = a + group_count
 
--- A repeat of the call must find its own lease before it tries anybody else, or it would take a second one (F20).
+-- A repeat of the call must find its own lease before it tries anybody else, or it would take a second one (F20). A lease of
+-- another walk is not its own, or both would post the lead (P4).
 local candidates = {}
 for i = 1, candidate_count do
   local c = {
@@ -47,7 +49,10 @@ for i = 1, candidate_count do
   k = k + 2 + c.demands
   if c.group.is_known then
     local record = redis.call('HGET', c.leases, lead)
-    if record then
+    local walk = c.about:match('"walk":"%x+"')
+    if record and walk and not record:find(walk, 1, true) then
+      c.is_underway = true
+    elseif record then
       return { c.index, '0', record:match('^[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n([^\n]*)\n') }
     end
   end
@@ -65,6 +70,9 @@ local function reason(c)
   local group = c.group
   if not group.is_known then
     return 'L'
+  end
+  if c.is_underway then
+    return 'O'
   end
   local mark = redis.call('GET', c.mark)
   if mark then
@@ -122,7 +130,7 @@ for i = 1, candidate_count do
   end
   refuse(candidates[i].index .. ' ' .. why)
   -- The order of candidates is a promise: nobody further on is asked while this one may yet turn out to have room.
-  if why:find('^[LWU]') then
+  if why:find('^[LWUS]') then
     break
   end
 end

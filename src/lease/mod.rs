@@ -9,12 +9,16 @@ use jiff::Timestamp;
 use crate::domain::cap::{Cap, Limit};
 use crate::domain::event::{Attempt, WindowAmount};
 use crate::domain::lead::Lead;
-use crate::domain::lease::{AttemptInfo, Charge, Demand, LeaseKey, OpenLease, Terms};
+use crate::domain::lease::{AttemptInfo, Charge, Demand, LeaseKey, OpenLease, Terms, WalkName};
 use crate::domain::money::{Micros, Payout};
 use crate::domain::outcome::{Acceptance, AttemptOutcome, Outcome};
 use crate::domain::routing::{Buyer, Campaign, Offer, OnTimeout};
 use crate::domain::window::Window;
 use crate::store::{CounterKey, LeaseEnd, TakeCandidate};
+
+mod full;
+
+pub use full::{FullCap, FullMemory, REMEMBERED};
 
 /// Time that a lease has beyond the forward itself: connecting to the store, settling, and being late (F10).
 pub const LEASE_MARGIN: Duration = Duration::from_secs(2);
@@ -72,6 +76,8 @@ pub struct TakeContext<'a> {
     pub late_answer: Duration,
     /// Goes with every take.
     pub routing_version: u64,
+    /// Whose takes they are.
+    pub walk: WalkName,
 }
 
 impl TakeContext<'_> {
@@ -83,6 +89,7 @@ impl TakeContext<'_> {
             demands: demands(&offer.buyer, self.lead, offer.price_max, at),
             lease_for: lease_for(&offer.buyer, self.late_answer),
             about: AttemptInfo {
+                walk: self.walk,
                 publisher: self.lead.publisher.clone(),
                 campaign: self.campaign.id.clone(),
                 ordinal,
@@ -152,6 +159,17 @@ impl Held {
             about: candidate.about.clone(),
             payout,
         }
+    }
+
+    /// The charges that are money.
+    #[must_use]
+    pub fn money_charges(&self) -> Vec<Charge> {
+        self.charges
+            .iter()
+            .zip(&self.money)
+            .filter(|(_, is_money)| **is_money)
+            .map(|(charge, _)| charge.clone())
+            .collect()
     }
 
     /// The price that is booked for this answer: its own, if possible and at most `price_max`, else the offer's.

@@ -13,6 +13,7 @@
 //! - A counter that is missing grants nothing, so it is no difference. Those of running windows are seeded.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use jiff::{SignedDuration, Timestamp};
 use rand::RngExt as _;
@@ -211,7 +212,10 @@ async fn reconcile_some(
     let repaired = if is_dry_run || differences.is_empty() {
         Vec::new()
     } else {
-        match repair(gateway, partition, &differences).await {
+        let repaired = repair(gateway, partition, &differences).await;
+        // A counter that was lowered has room.
+        gateway.full.forget(Instant::now());
+        match repaired {
             Ok(repaired) => repaired,
             Err(Stop::Skip(reason)) => {
                 report.skipped.push(Skipped { partition, reason });

@@ -11,6 +11,7 @@ mod support;
 mod replies;
 
 mod bad_input;
+mod caps;
 mod crash;
 mod headline;
 mod operations;

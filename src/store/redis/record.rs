@@ -102,6 +102,7 @@ fn parse_refusal(text: &str) -> Option<(usize, Refusal)> {
         "U" => Refusal::Unseeded { cap: cap(words.next()?)? },
         "S" => Refusal::Stale { newest: words.next()?.parse().ok()? },
         "E" => Refusal::Ended(EndMark::parse(words.next()?)?),
+        "O" => Refusal::Underway,
         "L" => Refusal::NewLife,
         _ => return None,
     };
@@ -127,7 +128,7 @@ mod tests {
 
     #[test]
     fn refusals_read_back_and_unknown_ones_are_a_bug() {
-        let text = "0 F day%3Aspend 12;1 W 1500;2 U day;3 S 9;4 E committed;5 L";
+        let text = "0 F day%3Aspend 12;1 W 1500;2 U day;3 S 9;4 E committed;5 L;6 O";
         let at = Timestamp::from_millisecond(1500).unwrap();
         assert_eq!(
             parse_refusals(text),
@@ -138,6 +139,7 @@ mod tests {
                 (3, Refusal::Stale { newest: 9 }),
                 (4, Refusal::Ended(EndMark::Committed)),
                 (5, Refusal::NewLife),
+                (6, Refusal::Underway),
             ])
         );
         assert_eq!(parse_refusals(""), Ok(vec![]));

@@ -1,12 +1,12 @@
 //! Taking leases: one script call for all candidates on a single server, one per run of a partition on a cluster.
 
 use super::keys::{escape, life_text};
-use super::record::{charges_text, end_text, parse_refusals, refusals_of_record};
+use super::record::{charges_text, end_text, parse_lease, parse_refusals, refusals_of_record};
 use super::reply::{Call, Plain};
 use super::scripts::Verb;
 use super::{RedisStore, Reply, expires_at, millis, nth};
 use crate::domain::id::Partition;
-use crate::domain::lease::Demand;
+use crate::domain::lease::{Demand, LeaseKey};
 use crate::store::{StoreError, Take, TakeCandidate, TakeReply};
 
 /// Candidates in one script call: bounds the time the server is busy with it.
@@ -70,8 +70,12 @@ impl RedisStore {
             Plain::new("HGET", vec![leases.into(), take.lead.to_string().into()])
         });
         let records = self.client.plain(reads.collect()).await?;
-        for ((index, _), record) in later.iter().zip(&records) {
+        for ((index, candidate), record) in later.iter().zip(&records) {
             if let Some(record) = record.optional_text()? {
+                let key = LeaseKey { lead: take.lead, buyer: candidate.buyer.clone() };
+                if parse_lease(key, record)?.about.walk != candidate.about.walk {
+                    continue;
+                }
                 let refused = parse_refusals(refusals_of_record(record))?;
                 return Ok(Some(TakeReply { taken: Some(*index), refused, too_late: false }));
             }

@@ -1,6 +1,7 @@
 //! Take, seed, counters.
 
-use capgate::domain::id::LeadId;
+use capgate::domain::id::{BuyerId, LeadId};
+use capgate::domain::lease::WalkName;
 use capgate::store::{Admission, EndReply, Refusal};
 use jiff::SignedDuration;
 
@@ -344,5 +345,38 @@ pub async fn f01_refund_after_the_window_leaves_nothing_negative<H: Harness>() {
         let answer = take_one(&*store, LeadId::generate(), &wanted).await;
         assert_eq!(answer.is_ok(), round < 5, "the next window grants exactly 5");
     }
+    h.stop().await;
+}
+
+/// A gateway that only seemed dead and the walk that recovery began: one of them has the lease, the other one skips the buyer.
+pub async fn p4_a_lease_belongs_to_the_walk_that_took_it<H: Harness>() {
+    let h = H::start().await;
+    let store = h.store();
+    begin_lives(&*store).await;
+    let window = running_window(store.now());
+    let (who, next) = (buyer("sunco"), buyer("helio"));
+    seed(&*store, &who, &[("day", window, 0)]).await;
+    let of = |walk: WalkName, whom: &BuyerId, demands| {
+        let mut wanted = candidate(whom, demands);
+        wanted.about.walk = walk;
+        wanted
+    };
+    let (ours, other, lead) = (WalkName::generate(), WalkName::generate(), LeadId::generate());
+    let demands = vec![demand("day", window, 5)];
+    let first = take(&*store, lead, vec![of(ours, &who, demands.clone())]);
+    assert_eq!(store.take(&first).await.unwrap().taken, Some(0));
+    let second = take(&*store, lead, vec![of(other, &who, demands.clone()), of(other, &next, vec![])]);
+    for _ in 0..2 {
+        let reply = store.take(&second).await.unwrap();
+        assert_eq!((reply.taken, reply.refused), (Some(1), vec![(0, Refusal::Underway)]), "the other walk goes on");
+        assert_eq!(store.take(&first).await.unwrap().taken, Some(0), "a repeat of the same walk finds its lease");
+    }
+    assert_eq!(used(&*store, &who, "day", window).await, Some(1));
+    // What is gathered from open leases names the walk, so that it stays known wherever they are restated.
+    let open = store.open_leases(start_mark(&*store, "sunco").partition, 10).await.unwrap();
+    assert_eq!(
+        open.iter().filter(|lease| lease.key.buyer == who).map(|lease| lease.about.walk).collect::<Vec<_>>(),
+        [ours]
+    );
     h.stop().await;
 }
