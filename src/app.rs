@@ -22,7 +22,7 @@ use crate::domain::routing::{Buyer, Routing};
 use crate::filter::CompiledRouting;
 use crate::forward::Forwarder;
 use crate::intake::auth::KeyIndex;
-use crate::lease::{FullMemory, Held};
+use crate::lease::{FullMemory, Held, WindowsInForce};
 use crate::ledger::SharedLedger;
 use crate::pipeline::Progress;
 use crate::settle::lives::Lives;
@@ -95,6 +95,8 @@ pub struct Gateway {
     pub(crate) seeder: Seeder,
     /// Which caps were full a moment ago.
     pub(crate) full: FullMemory,
+    /// Which windows are not the calendar's.
+    pub(crate) windows: WindowsInForce,
     /// When the routing file was last read because the store knew a newer one.
     pub(crate) caught_up_at: tokio::sync::Mutex<Option<Instant>>,
     /// One doubt is resolved at a time: who pays the publisher depends on what is booked already.

@@ -22,7 +22,7 @@ local function finish(KEYS, ARGV, to, from_states)
     if not mark then
       return { 'missing' }
     end
-    local state, by, was, counters = mark:match('^(%a+)|([^|]*)|(%a*)|?([%d,]*)$')
+    local state, by, was, counters = mark:match('^(%a+)|([^|]*)|(%a*)|?([^|]*)$')
     if by == ARGV[4] then
       return was == '' and { 'done' } or { 'late', was, counters }
     end

@@ -16,7 +16,7 @@ use crate::desk::Desk;
 use crate::domain::routing::Routing;
 use crate::forward::Forwarder;
 use crate::intake;
-use crate::lease::FullMemory;
+use crate::lease::{FullMemory, WindowsInForce};
 use crate::ledger::mysql::MysqlLedger;
 use crate::ledger::sqlite::SqliteLedger;
 use crate::ledger::{LedgerError, SharedLedger};
@@ -241,6 +241,7 @@ fn assemble(
         lives: Lives::default(),
         seeder: Seeder::default(),
         full: FullMemory::default(),
+        windows: WindowsInForce::default(),
         caught_up_at: tokio::sync::Mutex::default(),
         routing: arc_swap::ArcSwap::from_pointee(routing),
         warm_up_wanted: tokio::sync::Notify::new(),

@@ -202,6 +202,11 @@ impl Walk<'_> {
                     cure = Some(Cure::AskAgain);
                     continue;
                 }
+                Refusal::OtherWindow { cap, window } => {
+                    self.gateway.windows.learn(&candidate.buyer, cap, *window);
+                    cure = Some(Cure::AskAgain);
+                    continue;
+                }
                 Refusal::Unseeded { .. } => {
                     cure = Some(Cure::Seed { index });
                     LeaseResult::Unseeded
@@ -310,13 +315,14 @@ enum Cure {
 
 /// What is the same for every candidate of the lead.
 pub(super) fn take_context<'a>(
-    gateway: &Gateway,
+    gateway: &'a Gateway,
     order: &'a WalkOrder,
     campaign: &'a Campaign,
     walk: WalkName,
 ) -> TakeContext<'a> {
     TakeContext {
         walk,
+        windows: &gateway.windows,
         lead: &order.lead,
         campaign,
         payout: order.publisher.payout,

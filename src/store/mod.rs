@@ -120,6 +120,14 @@ pub enum Refusal {
         /// The store's clock.
         store_now: Timestamp,
     },
+    /// Another window of this cap is running, or reaches into the one that was given: the buyer's zone was changed. It counts on
+    /// to its end (F33); ask again with it.
+    OtherWindow {
+        /// Which.
+        cap: CapId,
+        /// The newest window that has counted for it.
+        window: Window,
+    },
     /// The counter is missing and no older window is known for the cap: closed until [`Store::seed`].
     Unseeded {
         /// Which.
@@ -144,7 +152,11 @@ impl Refusal {
     #[must_use]
     pub fn is_curable(&self) -> bool {
         match self {
-            Self::WrongWindow { .. } | Self::Unseeded { .. } | Self::Stale { .. } | Self::NewLife => true,
+            Self::WrongWindow { .. }
+            | Self::OtherWindow { .. }
+            | Self::Unseeded { .. }
+            | Self::Stale { .. }
+            | Self::NewLife => true,
             Self::Full { .. } | Self::Ended(_) | Self::Underway => false,
         }
     }
@@ -383,6 +395,10 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// that name the same difference one repairs and the other finds none. Never creates a counter, never changes an expiry;
     /// without a difference named it changes nothing at all.
     async fn reconcile(&self, mark: &Mark, comparisons: &[Comparison]) -> Result<ReconcileReply, StoreError>;
+
+    /// The newest window of each of a buyer's caps that a lease was charged to; `None` where there is none, or none with an
+    /// end.
+    async fn newest_windows(&self, buyer: &BuyerId, caps: &[CapId]) -> Result<Vec<Option<Window>>, StoreError>;
 
     /// What the store remembers of a lead.
     async fn lead_state(&self, publisher: &PublisherId, lead: LeadId) -> Result<Option<LeadState>, StoreError>;

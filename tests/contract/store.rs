@@ -69,6 +69,7 @@ macro_rules! store_contract {
             seed_never_touches_a_counter_that_is_there,
             seed_beyond_a_trimmed_mark_is_stale,
             new_window_of_a_known_cap_starts_at_zero,
+            f33_a_window_that_overlaps_the_running_one_adds_no_room,
             f86_older_routing_is_stale,
             f20_repeat_of_a_take_is_the_same_lease,
             f20_repeat_finds_its_lease_when_an_earlier_buyer_has_room_again,

@@ -161,6 +161,11 @@ impl State {
             .collect()
     }
 
+    pub(super) fn newest_windows(&mut self, buyer: &BuyerId, caps: &[CapId]) -> Vec<Option<Window>> {
+        let known = self.partition_of(buyer.as_str()).buyers.get(buyer);
+        caps.iter().map(|cap| known?.caps.get(cap)?.newest()).collect()
+    }
+
     pub(super) fn overdue_leases(
         &mut self,
         now: Timestamp,
@@ -226,6 +231,14 @@ fn refusal(state: &mut PartitionState, now: Timestamp, lead: LeadId, candidate: 
     buyer.version = candidate.routing_version;
     if candidate.demands.iter().any(|demand| !demand.charge.window.contains(now)) {
         return Some(Refusal::WrongWindow { store_now: now });
+    }
+    // A zone that was changed in mid-window adds no capacity: what has counted until now counts on to its end (F33).
+    let other = candidate.demands.iter().find_map(|Demand { charge, .. }| {
+        let newest = buyer.caps.get(&charge.cap)?.newest()?;
+        (newest != charge.window && newest.overlaps(&charge.window)).then(|| (charge.cap.clone(), newest))
+    });
+    if let Some((cap, window)) = other {
+        return Some(Refusal::OtherWindow { cap, window });
     }
     candidate.demands.iter().find_map(|Demand { charge, limit }| {
         let start_ms = charge.window.start.as_millisecond();

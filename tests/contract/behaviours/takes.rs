@@ -2,6 +2,7 @@
 
 use capgate::domain::id::{BuyerId, LeadId};
 use capgate::domain::lease::WalkName;
+use capgate::domain::window::Window;
 use capgate::store::{Admission, EndReply, Refusal};
 use jiff::SignedDuration;
 
@@ -378,5 +379,44 @@ pub async fn p4_a_lease_belongs_to_the_walk_that_took_it<H: Harness>() {
         open.iter().filter(|lease| lease.key.buyer == who).map(|lease| lease.about.walk).collect::<Vec<_>>(),
         [ours]
     );
+    h.stop().await;
+}
+
+/// The buyer's zone was changed in mid-window: what has counted until now counts on to its end, and there the next window
+/// starts at 0. A gateway that knows nothing of the old zone learns it from the store.
+pub async fn f33_a_window_that_overlaps_the_running_one_adds_no_room<H: Harness>() {
+    let h = H::start().await;
+    let store = h.store();
+    begin_lives(&*store).await;
+    let who = buyer("sunco");
+    let running = ending_window(store.now(), std::time::Duration::from_millis(2500));
+    let (start, end) = (running.start, running.end.unwrap());
+    let overlapping = [
+        // Begun later, begun earlier, and the same start with another end.
+        Window { start: start + SignedDuration::from_mins(30), end: Some(end + SignedDuration::from_hours(1)) },
+        Window { start: start - SignedDuration::from_mins(30), end: Some(end + SignedDuration::from_hours(1)) },
+        Window { start, end: Some(end + SignedDuration::from_hours(1)) },
+    ];
+    assert_eq!(store.newest_windows(&who, &[cap("day"), cap("hour")]).await, Ok(vec![None, None]));
+    seed(&*store, &who, &[("day", running, 0)]).await;
+    let wanted = |window| candidate(&who, vec![demand("day", window, 1)]);
+    assert_eq!(take_one(&*store, LeadId::generate(), &wanted(running)).await, Ok(()));
+    let other = Refusal::OtherWindow { cap: cap("day"), window: running };
+    for window in overlapping {
+        assert_eq!(take_one(&*store, LeadId::generate(), &wanted(window)).await, Err(other.clone()), "{window:?}");
+    }
+    assert_eq!(store.newest_windows(&who, &[cap("day"), cap("hour")]).await, Ok(vec![Some(running), None]));
+    let full = Err(Refusal::Full { cap: cap("day"), used: 1 });
+    assert_eq!(take_one(&*store, LeadId::generate(), &wanted(running)).await, full);
+    eventually("the window is over", || async { store.now() > end }).await;
+    for window in &overlapping[..2] {
+        assert_eq!(take_one(&*store, LeadId::generate(), &wanted(*window)).await, Err(other.clone()), "still overlaps");
+    }
+    let next = Window { start: end, end: overlapping[0].end };
+    assert_eq!(take_one(&*store, LeadId::generate(), &wanted(next)).await, Ok(()), "starts at 0");
+    assert_eq!(take_one(&*store, LeadId::generate(), &wanted(next)).await, full);
+    let other = Refusal::OtherWindow { cap: cap("day"), window: next };
+    assert_eq!(take_one(&*store, LeadId::generate(), &wanted(overlapping[0])).await, Err(other));
+    assert_eq!(store.newest_windows(&who, &[cap("day")]).await, Ok(vec![Some(next)]));
     h.stop().await;
 }
