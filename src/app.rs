@@ -6,7 +6,7 @@ mod start;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -22,7 +22,7 @@ use crate::domain::routing::{Buyer, Routing};
 use crate::filter::CompiledRouting;
 use crate::forward::Forwarder;
 use crate::intake::auth::KeyIndex;
-use crate::lease::Held;
+use crate::lease::{FullMemory, Held, WindowsInForce};
 use crate::ledger::SharedLedger;
 use crate::pipeline::Progress;
 use crate::settle::lives::Lives;
@@ -30,7 +30,7 @@ use crate::settle::seed::Seeder;
 use crate::settle::settler::Settler;
 use crate::shutdown::{Backoff, Shutdown};
 use crate::status::Status;
-use crate::store::{CounterKey, Store, StoreError};
+use crate::store::{EndReply, Store, StoreError};
 use crate::telemetry::Telemetry;
 
 pub use start::{App, StartError, open_ledger};
@@ -93,11 +93,16 @@ pub struct Gateway {
     pub settler: Settler,
     pub(crate) lives: Lives,
     pub(crate) seeder: Seeder,
+    /// Which caps were full a moment ago.
+    pub(crate) full: FullMemory,
+    /// Which windows are not the calendar's.
+    pub(crate) windows: WindowsInForce,
+    /// When the routing file was last read because the store knew a newer one.
+    pub(crate) caught_up_at: tokio::sync::Mutex<Option<Instant>>,
     /// One doubt is resolved at a time: who pays the publisher depends on what is booked already.
     pub(crate) resolving: tokio::sync::Mutex<()>,
     pub(crate) routing: ArcSwap<RoutingInForce>,
     pub(crate) routing_file: Mutex<RoutingFile>,
-    pub(crate) reload_wanted: Notify,
     pub(crate) warm_up_wanted: Notify,
     pub(crate) reconcile_wanted: Notify,
     /// Walks of this gateway, for twins that wait and for nobody else; bounded by `in_flight`.
@@ -156,9 +161,9 @@ impl Gateway {
         self.seeder.seed(self, buyer).await;
     }
 
-    /// Asks for a look at the routing file: another gateway has used a newer one.
-    pub fn reload_soon(&self) {
-        self.reload_wanted.notify_one();
+    /// Units of these charges have come back, or may have: whoever was full may have room (F16).
+    pub fn units_given_back(&self, buyer: &BuyerId, charges: &[Charge]) {
+        self.full.given_back(buyer, charges, Instant::now());
     }
 
     /// One place where store trouble becomes a log line (at most one in five seconds per kind, F92) and a gauge.
@@ -185,19 +190,18 @@ impl Gateway {
     }
 
     /// Counts a yes that came late, and every unit that it put above a limit.
-    pub async fn late_accepted(&self, held: &Held) {
+    pub fn late_accepted(&self, held: &Held, reply: &EndReply) {
         self.telemetry.buyer(&held.key.buyer).late_accepted.increment(1);
-        let charged: Vec<_> = held.charges.iter().cloned().zip(held.limits.iter().copied()).collect();
-        self.note_overshoot(&held.key.buyer, &charged).await;
+        if let EndReply::Late { counters, .. } = reply {
+            let charged = held.charges.iter().zip(held.limits.iter().copied());
+            self.note_overshoot(&held.key.buyer, charged.zip(counters.iter().copied()));
+        }
     }
 
-    /// Counts every unit of these charges that stands above the limit beside it.
-    pub async fn note_overshoot(&self, buyer: &BuyerId, charged: &[(Charge, u64)]) {
-        let key = |charge: &Charge| CounterKey { buyer: buyer.clone(), cap: charge.cap.clone(), window: charge.window };
-        let keys: Vec<CounterKey> = charged.iter().map(|(charge, _)| key(charge)).collect();
-        let Ok(counters) = self.store.counters(&keys).await else { return };
-        for ((charge, limit), counter) in charged.iter().zip(counters) {
-            let Some(used) = counter.filter(|used| used > limit) else { continue };
+    /// Counts every unit of these charges that stands above the limit beside it, by its counter right after the charge: each
+    /// unit is counted once, however many late yeses come at once.
+    pub fn note_overshoot<'a>(&self, buyer: &BuyerId, charged: impl Iterator<Item = ((&'a Charge, u64), u64)>) {
+        for ((charge, limit), used) in charged.filter(|((_, limit), used)| used > limit) {
             self.telemetry.buyer(buyer).cap_overshoot.increment((used - limit).min(charge.amount));
             tracing::error!(%buyer, cap = %charge.cap, used, limit, "a late yes was counted above the limit");
         }

@@ -3,7 +3,7 @@
 //! A walk runs in a task of its own: a publisher that hangs up changes nothing (F44). What the publisher waits for arrives
 //! through a [`Progress`] channel, whoever is still listening.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,12 +15,12 @@ use crate::app::{Gateway, RoutingInForce};
 use crate::domain::event::{ClaimKey, Closed, Received};
 use crate::domain::id::{BuyerId, LeadId};
 use crate::domain::lead::Lead;
-use crate::domain::lease::LeaseKey;
+use crate::domain::lease::{LeaseKey, WalkName};
 use crate::domain::outcome::{AttemptOutcome, Verdict};
 use crate::domain::routing::Publisher;
 use crate::filter::CompiledCampaign;
 use crate::intake::reply;
-use crate::store::{Admission, Admit, Close, CloseReply, StoreError, Take, TakeCandidate, TakeReply};
+use crate::store::{Admission, Admit, Close, CloseReply, StoreError, Take, TakeReply};
 use crate::telemetry::LeadMetrics;
 
 mod attempt;
@@ -31,7 +31,7 @@ mod story;
 
 use attempt::After;
 use late::LateBoard;
-use leasing::Leased;
+use leasing::{Leased, NewerOffer, Taken};
 pub use rehearsal::rehearse;
 pub use story::told_by_attempts;
 use story::{Filtered, Story};
@@ -129,7 +129,13 @@ struct Walk<'a> {
     deadline: Timestamp,
     attempts: u16,
     /// A take's reply that was not read yet: the first one comes with the admission.
-    taken: Option<(Vec<usize>, Vec<TakeCandidate>, TakeReply)>,
+    taken: Option<Taken>,
+    /// Its name, in every lease that it opens.
+    name: WalkName,
+    /// Offers of a newer routing, for buyers that the store has seen it used for (F86), by the place of the old offer.
+    newer: HashMap<usize, NewerOffer>,
+    /// Most candidates in the next take.
+    candidates_max: usize,
 }
 
 impl<'a> Walk<'a> {
@@ -166,6 +172,9 @@ impl<'a> Walk<'a> {
             deadline: start + gateway.config.forward.lead_deadline,
             attempts: u16::try_from(attempted.len()).unwrap_or(u16::MAX),
             taken: None,
+            name: WalkName::generate(),
+            newer: HashMap::new(),
+            candidates_max: leasing::CANDIDATES_IN_FIRST_TAKE,
         }
     }
 
@@ -177,16 +186,19 @@ impl<'a> Walk<'a> {
         }
         let admit = self.admission_record();
         let (offers, take) = self.next_take();
+        let mut asked_at = Instant::now();
         let mut result = self.ask_for_admission(&admit, &take).await;
         if matches!(result, Ok((Admission::NewLife, _))) {
             // The publisher's partition has to be opened once; a second refusal is the answer (P8).
             self.gateway.open_partitions().await;
+            asked_at = Instant::now();
             result = self.ask_for_admission(&admit, &take).await;
         }
         let progress = match result {
             Ok((Admission::New, reply)) => {
                 self.metrics().received.increment(1);
-                self.taken = reply.map(|reply| (offers, take.candidates, reply));
+                let candidates = take.candidates;
+                self.taken = reply.map(|reply| Taken { offers, candidates, reply, asked_at });
                 self.progress.send_replace(Progress::Admitted);
                 return true;
             }
@@ -206,9 +218,9 @@ impl<'a> Walk<'a> {
     }
 
     /// Asks until it is known whether the lead was taken. A call whose reply was lost may have admitted the lead and opened a
-    /// lease: left alone, the lead would wait for recovery and the unit would count as a doubt. The repeat finds both, or is
-    /// too late to start anything. Meanwhile the publisher's time runs out and it is told 503; when it sends the lead again,
-    /// it joins this walk.
+    /// lease: left alone, the lead would wait for recovery and the unit would count as a doubt, although nothing was sent. The
+    /// repeat finds both, or is too late to start anything. Asked until the lead would be recovery's to finish. Meanwhile the
+    /// publisher's time runs out and it is told 503; when it sends the lead again, it joins this walk.
     async fn ask_for_admission(
         &self,
         admit: &Admit,
@@ -226,7 +238,7 @@ impl<'a> Walk<'a> {
             if let Err(error) = &result {
                 self.gateway.note_store_error(error);
             }
-            if self.gateway.clock.now() >= self.deadline || !pause.wait().await {
+            if self.gateway.store.now() >= admit.deadline || !pause.wait().await {
                 return result;
             }
         }

@@ -6,12 +6,13 @@
 --      then per state that the verb can change, in the verb's order: effects for the journal, and one signed change per
 --      counter
 -- Replies {'done'}           the lease was open
---         {'late', was}      it had ended otherwise and this call changed that
+--         {'late', was, counters}  it had ended otherwise and this call changed that; where it charged units again, every
+--                            counter right after it, joined by ',' ('0' for one that is gone), else ''
 --         {'already', mark}  nothing was changed
 --         {'missing'}        neither record nor mark
 --         {'life', life}     the partition's life is another one, '' for none: ask again with its journal
--- An end mark is "<state>|<name of the call>|<state before, '' for open>"; the same call asked again finds its name there and
--- answers what it did (F20).
+-- An end mark is "<state>|<name of the call>|<state before, '' for open>|<counters>"; the same call asked again finds its name
+-- there and answers what it did (F20).
 
 local function finish(KEYS, ARGV, to, from_states)
   local record = redis.call('HGET', KEYS[3], ARGV[2])
@@ -21,9 +22,9 @@ local function finish(KEYS, ARGV, to, from_states)
     if not mark then
       return { 'missing' }
     end
-    local state, by, was = mark:match('^(%a+)|([^|]*)|(%a*)$')
+    local state, by, was, counters = mark:match('^(%a+)|([^|]*)|(%a*)|?([^|]*)$')
     if by == ARGV[4] then
-      return was == '' and { 'done' } or { 'late', was }
+      return was == '' and { 'done' } or { 'late', was, counters }
     end
     from = state
   end
@@ -55,6 +56,8 @@ local function finish(KEYS, ARGV, to, from_states)
     redis.call('ZREM', KEYS[4], ARGV[2] .. ':' .. ARGV[3])
     redis.call('HDEL', KEYS[3], ARGV[2])
   end
+  -- Read back in this very step: a look from outside would count units of other late yeses, too.
+  local counters, is_charged = {}, from == 'refunded' and to == 'committed'
   for c = 6, #KEYS do
     local value, change = used[c], ARGV[block + c - 4]
     -- A counter that is gone belongs to a finished window, or waits for a seed that will read this event (F01).
@@ -66,14 +69,16 @@ local function finish(KEYS, ARGV, to, from_states)
         redis.call('DECRBY', KEYS[c], le(back, value) and back or value)
       end
     end
+    counters[c - 5] = is_charged and (redis.call('GET', KEYS[c]) or '0') or nil
   end
   local was = record and '' or from
-  redis.call('SET', KEYS[2], to .. '|' .. ARGV[4] .. '|' .. was, 'PX', ARGV[5])
+  counters = table.concat(counters, ',')
+  redis.call('SET', KEYS[2], table.concat({ to, ARGV[4], was, counters }, '|'), 'PX', ARGV[5])
   local event, effects = record and ARGV[7] or ARGV[8], ARGV[block + 1]
   if effects == '' then
     redis.call('XADD', KEYS[5], '*', 'e', event)
   else
     redis.call('XADD', KEYS[5], '*', 'e', event, 'fx', effects)
   end
-  return was == '' and { 'done' } or { 'late', was }
+  return was == '' and { 'done' } or { 'late', was, counters }
 end

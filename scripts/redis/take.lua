@@ -10,8 +10,10 @@
 --      and per demand: cap, window start ms, window end ms or '', amount, most that the counter may be before, expires at
 --      ms or ''
 -- Reply   {index of the candidate taken or '', '1' when too late else '0', refusals}
--- A refusal is "<index> <letter> ...": F <cap> <used> full, W <store clock ms> wrong window, U <cap> unseeded, S <newest
--- version> stale, E <mark> ended, L other life; refusals are joined by ';'. W, U and L can be cured and end the call.
+-- A refusal is "<index> <letter> ...": F <cap> <used> full, W <store clock ms> wrong window, Z <cap> <start ms>
+-- <end ms> another window of the cap runs, U <cap> unseeded, S <newest
+-- version> stale, E <mark> ended, O another walk of the lead holds it, L other life; refusals are joined by ';'. W, Z, U,
+-- S and L can be cured and end the call. `about` names the walk that asks: "walk":"<hex digits>".
 -- Has no allow-oom: a full server must refuse new work before anything is written (P7).
 
 local lead, not_after, refused = ARGV[1], tonumber(ARGV[2]), ARGV[3]
@@ -34,7 +36,8 @@ for g = 1, group_count do
 end
 a = a + group_count
 
--- A repeat of the call must find its own lease before it tries anybody else, or it would take a second one (F20).
+-- A repeat of the call must find its own lease before it tries anybody else, or it would take a second one (F20). A lease of
+-- another walk is not its own, or both would post the lead (P4).
 local candidates = {}
 for i = 1, candidate_count do
   local c = {
@@ -47,7 +50,10 @@ for i = 1, candidate_count do
   k = k + 2 + c.demands
   if c.group.is_known then
     local record = redis.call('HGET', c.leases, lead)
-    if record then
+    local walk = c.about:match('"walk":"%x+"')
+    if record and walk and not record:find(walk, 1, true) then
+      c.is_underway = true
+    elseif record then
       return { c.index, '0', record:match('^[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n([^\n]*)\n') }
     end
   end
@@ -66,6 +72,9 @@ local function reason(c)
   if not group.is_known then
     return 'L'
   end
+  if c.is_underway then
+    return 'O'
+  end
   local mark = redis.call('GET', c.mark)
   if mark then
     return 'E ' .. mark:match('^%a+')
@@ -81,7 +90,7 @@ local function reason(c)
   if c.demands == 0 then
     return nil
   end
-  local counters, fields = {}, {}
+  local counters, fields, end_fields = {}, {}, {}
   for d = 1, c.demands do
     local at = c.argv + 6 * (d - 1)
     if now < tonumber(ARGV[at + 2]) or (ARGV[at + 3] ~= '' and now >= tonumber(ARGV[at + 3])) then
@@ -89,9 +98,23 @@ local function reason(c)
     end
     counters[d] = KEYS[c.keys + d]
     fields[d] = c.buyer .. '|' .. ARGV[at + 1]
+    end_fields[d] = fields[d] .. '|end'
   end
   c.fields = fields
   c.newest = redis.call('HMGET', group.windows, unpack(fields))
+  c.ends = redis.call('HMGET', group.windows, unpack(end_fields))
+  for d = 1, c.demands do
+    -- A zone that was changed in mid-window adds no capacity: what has counted until now counts on to its end (F33).
+    local at, newest, newest_end = c.argv + 6 * (d - 1), c.newest[d], c.ends[d]
+    if newest and newest_end then
+      local is_same = ARGV[at + 2] == newest and ARGV[at + 3] == newest_end
+      local begins_in_it = tonumber(ARGV[at + 2]) < tonumber(newest_end)
+      local ends_after_it_began = ARGV[at + 3] == '' or tonumber(newest) < tonumber(ARGV[at + 3])
+      if not is_same and begins_in_it and ends_after_it_began then
+        return table.concat({ 'Z', ARGV[at + 1], newest, newest_end }, ' ')
+      end
+    end
+  end
   for d = 1, c.demands do
     local at = c.argv + 6 * (d - 1)
     local used, newest = redis.call('GET', counters[d]), c.newest[d]
@@ -122,7 +145,7 @@ for i = 1, candidate_count do
   end
   refuse(candidates[i].index .. ' ' .. why)
   -- The order of candidates is a promise: nobody further on is asked while this one may yet turn out to have room.
-  if why:find('^[LWU]') then
+  if why:find('^[LWZUS]') then
     break
   end
 end
@@ -142,6 +165,11 @@ if taken then
     local newest = taken.newest[d]
     if not newest or not le(ARGV[at + 2], newest) then
       redis.call('HSET', taken.group.windows, taken.fields[d], ARGV[at + 2])
+    end
+    if ARGV[at + 3] == '' then
+      redis.call('HDEL', taken.group.windows, taken.fields[d] .. '|end')
+    elseif taken.ends[d] ~= ARGV[at + 3] and (not newest or le(newest, ARGV[at + 2])) then
+      redis.call('HSET', taken.group.windows, taken.fields[d] .. '|end', ARGV[at + 3])
     end
   end
 end

@@ -9,7 +9,6 @@ use crate::app::Gateway;
 use crate::domain::cap::Limit;
 use crate::domain::id::{BuyerId, CapId, Partition};
 use crate::domain::money::Micros;
-use crate::lease::counters_at;
 use crate::store::StoreError;
 
 /// Open leases read per partition.
@@ -38,7 +37,7 @@ pub(super) async fn table(gateway: &Gateway, only: Option<&BuyerId>) -> Result<V
     let now = gateway.store.now();
     let mut rows = Vec::new();
     for buyer in buyers {
-        let keys = counters_at(buyer, now);
+        let keys = gateway.windows.counters(buyer, now);
         if keys.is_empty() {
             continue;
         }

@@ -8,7 +8,6 @@ use jiff::SignedDuration;
 
 use super::Gateway;
 use crate::domain::id::{BuyerId, Partition};
-use crate::lease::counters_at;
 use crate::ledger::LedgerError;
 use crate::settle::settler::SettlerStatus;
 use crate::status::shown;
@@ -103,7 +102,7 @@ async fn show_caps(gateway: &Arc<Gateway>) {
     let routing = gateway.routing();
     let now = gateway.store.now();
     for buyer in routing.compiled.routing().buyers.values() {
-        let keys = counters_at(buyer, now);
+        let keys = gateway.windows.counters(buyer, now);
         if keys.is_empty() {
             continue;
         }

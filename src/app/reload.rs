@@ -1,7 +1,7 @@
 //! A new routing file comes into force whole or not at all (F87); leads in flight keep the one they started with.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{Gateway, RoutingInForce};
 use crate::config::{FileWatch, Problem, ProcessEnvironment, Reload};
@@ -11,6 +11,12 @@ use crate::telemetry::ReloadResult;
 
 /// How often the file is looked at. A change is in force two looks after it: within the five seconds of the contract.
 const EVERY: Duration = Duration::from_secs(1);
+
+/// How often the file is read because the store knows a newer routing. A file that does not have it yet, on another machine
+/// for example, is not read once per lead.
+const CATCH_UP_EVERY: Duration = Duration::from_millis(500);
+/// How long a lead waits for that.
+const CATCH_UP_PATIENCE: Duration = Duration::from_secs(1);
 
 /// What became of a reload.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,11 +67,32 @@ impl Gateway {
         // The admin API's pauses outlive reloads; the file's change with it.
         let by_old_file = old.paused();
         let kept = self.paused.load().iter().filter(|buyer| !by_old_file.contains(*buyer)).cloned().collect();
+        self.full.keep_only(new.compiled.routing());
         self.routing.store(Arc::new(new));
         self.set_paused(kept);
         tracing::info!(version, "routing is in force");
         version
     }
+}
+
+/// The routing of this version or a newer one. When it is not in force here yet, though the store has seen it used (F86), the
+/// file is read at once; by one task at a time, while the others wait for what it finds. `None` when the file does not have
+/// it.
+pub async fn catch_up(gateway: &Arc<Gateway>, version: u64) -> Option<Arc<RoutingInForce>> {
+    let in_force = || Some(gateway.routing()).filter(|routing| routing.version() >= version);
+    if let Some(routing) = in_force() {
+        return Some(routing);
+    }
+    let look = async {
+        let mut looked_at = gateway.caught_up_at.lock().await;
+        if in_force().is_none() && looked_at.is_none_or(|at| at.elapsed() >= CATCH_UP_EVERY) {
+            reload_now(gateway).await;
+            *looked_at = Some(Instant::now());
+        }
+    };
+    // Out of patience: what is in force by then decides.
+    let _ = tokio::time::timeout(CATCH_UP_PATIENCE, look).await;
+    in_force()
 }
 
 /// One line for each.
@@ -96,7 +123,6 @@ pub async fn run(gateway: Arc<Gateway>) {
                 gateway.tasks.spawn(warm_up(gateway.clone()));
                 false
             }
-            () = gateway.reload_wanted.notified() => true,
             () = tokio::time::sleep(EVERY) => watch.has_settled_change(),
         };
         if is_wanted {

@@ -16,6 +16,7 @@ use crate::desk::Desk;
 use crate::domain::routing::Routing;
 use crate::forward::Forwarder;
 use crate::intake;
+use crate::lease::{FullMemory, WindowsInForce};
 use crate::ledger::mysql::MysqlLedger;
 use crate::ledger::sqlite::SqliteLedger;
 use crate::ledger::{LedgerError, SharedLedger};
@@ -239,8 +240,10 @@ fn assemble(
         settler,
         lives: Lives::default(),
         seeder: Seeder::default(),
+        full: FullMemory::default(),
+        windows: WindowsInForce::default(),
+        caught_up_at: tokio::sync::Mutex::default(),
         routing: arc_swap::ArcSwap::from_pointee(routing),
-        reload_wanted: tokio::sync::Notify::new(),
         warm_up_wanted: tokio::sync::Notify::new(),
         reconcile_wanted: tokio::sync::Notify::new(),
         running: parking_lot::Mutex::default(),

@@ -3,6 +3,9 @@
 //! Life: *take* opens it; exactly one of *commit*, *refund* or *doubt* ends it; recovery ends what its owner left open.
 //! The name of a lease is lead and buyer, which P4 makes unique for ever.
 
+use std::fmt;
+use std::num::ParseIntError;
+
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -39,9 +42,47 @@ pub struct Demand {
     pub limit: u64,
 }
 
+/// Names one walk of a lead. Two gateways can walk the same lead for a while, when one of them only seemed dead; each finds
+/// the leases it opened itself and no others (P4).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct WalkName(u64);
+
+impl WalkName {
+    /// A new one.
+    #[must_use]
+    pub fn generate() -> Self {
+        Self(rand::random())
+    }
+}
+
+impl fmt::Display for WalkName {
+    /// Sixteen hexadecimal digits.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+impl From<WalkName> for String {
+    fn from(name: WalkName) -> Self {
+        name.to_string()
+    }
+}
+
+impl TryFrom<String> for WalkName {
+    type Error = ParseIntError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        u64::from_str_radix(&text, 16).map(Self)
+    }
+}
+
 /// What recovery must know of an attempt whose gateway died. Stored with the lease.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttemptInfo {
+    /// The walk that makes the attempt; goes wherever the lease goes.
+    #[serde(default)]
+    pub walk: WalkName,
     /// Who sent the lead.
     pub publisher: PublisherId,
     /// What it is for.

@@ -98,6 +98,12 @@ impl Window {
         self.start <= at && self.end.is_none_or(|end| at < end)
     }
 
+    /// Is there an instant inside both?
+    #[must_use]
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.end.is_none_or(|end| other.start < end) && other.end.is_none_or(|end| self.start < end)
+    }
+
     /// The end as RFC 3339 with the offset that `zone` has then: `2026-03-09T00:00:00-04:00`. `None` when there is no end.
     #[must_use]
     pub fn resets_at_local(&self, zone: &TimeZone) -> Option<String> {

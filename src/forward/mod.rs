@@ -13,13 +13,14 @@ pub mod request;
 mod resolve;
 mod rest;
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use reqwest::{Client, Method, Request};
 use tokio::sync::oneshot;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 pub use self::bulkhead::InFlight;
 pub use self::client::{ForwardSetupError, plain as plain_client};
@@ -35,6 +36,11 @@ use crate::domain::id::BuyerId;
 use crate::domain::lead::Lead;
 use crate::domain::outcome::Outcome;
 use crate::domain::routing::Buyer;
+
+/// A deadline noticed this much too late was slept through.
+const OVERSLEPT: Duration = Duration::from_millis(50);
+/// How long an answer that is in the socket already may take to be read.
+const READ_ON: Duration = Duration::from_millis(200);
 
 /// One lead for one buyer.
 #[derive(Debug)]
@@ -162,7 +168,7 @@ impl Shared {
         let mut call = std::pin::pin!(call);
 
         // A caller that left has no use for the word; sending to it fails, and nothing is lost by that.
-        if let Ok(done) = timeout_at(began + buyer.timeout, call.as_mut()).await {
+        if let Some(done) = in_time(began + buyer.timeout, call.as_mut()).await {
             let _ = tell.send((self.finish(&buyer, &lead, done), None));
             return;
         }
@@ -173,9 +179,9 @@ impl Shared {
         }
         let (tell_late, late) = oneshot::channel();
         let _ = tell.send((timed_out(&progress), Some(late)));
-        let outcome = match timeout_at(began + buyer.timeout + self.late_answer, call).await {
-            Ok(done) => self.finish(&buyer, &lead, done),
-            Err(_) => timed_out(&progress),
+        let outcome = match in_time(began + buyer.timeout + self.late_answer, call).await {
+            Some(done) => self.finish(&buyer, &lead, done),
+            None => timed_out(&progress),
         };
         let _ = tell_late.send(outcome);
     }
@@ -205,6 +211,16 @@ impl Shared {
             tracing::debug!(buyer = %buyer.id, lead = %lead.id, reason, "no answer");
         }
         done.outcome
+    }
+}
+
+/// The call's end, if it comes before `deadline`. A process that was asleep at its deadline, or too busy to look, may have the
+/// answer in its socket and not know it yet: then the connection gets a moment to read what is there.
+async fn in_time<T>(deadline: Instant, mut call: Pin<&mut impl Future<Output = T>>) -> Option<T> {
+    match timeout_at(deadline, call.as_mut()).await {
+        Ok(done) => Some(done),
+        Err(_) if deadline.elapsed() >= OVERSLEPT => timeout(READ_ON, call).await.ok(),
+        Err(_) => None,
     }
 }
 

@@ -6,15 +6,20 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::domain::cap::{Cap, Limit};
+use crate::domain::cap::Limit;
 use crate::domain::event::{Attempt, WindowAmount};
 use crate::domain::lead::Lead;
-use crate::domain::lease::{AttemptInfo, Charge, Demand, LeaseKey, OpenLease, Terms};
+use crate::domain::lease::{AttemptInfo, Charge, Demand, LeaseKey, OpenLease, Terms, WalkName};
 use crate::domain::money::{Micros, Payout};
 use crate::domain::outcome::{Acceptance, AttemptOutcome, Outcome};
 use crate::domain::routing::{Buyer, Campaign, Offer, OnTimeout};
-use crate::domain::window::Window;
-use crate::store::{CounterKey, LeaseEnd, TakeCandidate};
+use crate::store::{LeaseEnd, TakeCandidate};
+
+mod full;
+mod windows;
+
+pub use full::{FullCap, FullMemory, REMEMBERED};
+pub use windows::WindowsInForce;
 
 /// Time that a lease has beyond the forward itself: connecting to the store, settling, and being late (F10).
 pub const LEASE_MARGIN: Duration = Duration::from_secs(2);
@@ -30,9 +35,9 @@ pub fn lease_for(buyer: &Buyer, late_answer: Duration) -> Duration {
     buyer.timeout + late + LEASE_MARGIN
 }
 
-/// Every cap of the buyer that counts this lead, in the window that `at` falls into.
+/// Every cap of the buyer that counts this lead, in the window that it counts in at `at`.
 #[must_use]
-pub fn demands(buyer: &Buyer, lead: &Lead, price_max: Micros, at: Timestamp) -> Vec<Demand> {
+pub fn demands(windows: &WindowsInForce, buyer: &Buyer, lead: &Lead, price_max: Micros, at: Timestamp) -> Vec<Demand> {
     buyer
         .caps
         .iter()
@@ -40,23 +45,12 @@ pub fn demands(buyer: &Buyer, lead: &Lead, price_max: Micros, at: Timestamp) -> 
         .map(|cap| Demand {
             charge: Charge {
                 cap: cap.id.clone(),
-                window: Window::containing(cap.window, &buyer.timezone, at),
+                window: windows.window(buyer, cap, at),
                 amount: cap.amount(price_max),
             },
             limit: cap.limit_units(),
         })
         .collect()
-}
-
-/// The counter of each of a buyer's caps, in the order of the file, in the window that `at` falls into.
-#[must_use]
-pub fn counters_at(buyer: &Buyer, at: Timestamp) -> Vec<CounterKey> {
-    let key = |cap: &Cap| CounterKey {
-        buyer: buyer.id.clone(),
-        cap: cap.id.clone(),
-        window: Window::containing(cap.window, &buyer.timezone, at),
-    };
-    buyer.caps.iter().map(key).collect()
 }
 
 /// What is the same for every candidate of a lead.
@@ -72,6 +66,10 @@ pub struct TakeContext<'a> {
     pub late_answer: Duration,
     /// Goes with every take.
     pub routing_version: u64,
+    /// Whose takes they are.
+    pub walk: WalkName,
+    /// Windows that are not the calendar's.
+    pub windows: &'a WindowsInForce,
 }
 
 impl TakeContext<'_> {
@@ -80,9 +78,10 @@ impl TakeContext<'_> {
     pub fn candidate(&self, offer: &Offer, at: Timestamp, ordinal: u16) -> TakeCandidate {
         TakeCandidate {
             buyer: offer.buyer.id.clone(),
-            demands: demands(&offer.buyer, self.lead, offer.price_max, at),
+            demands: demands(self.windows, &offer.buyer, self.lead, offer.price_max, at),
             lease_for: lease_for(&offer.buyer, self.late_answer),
             about: AttemptInfo {
+                walk: self.walk,
                 publisher: self.lead.publisher.clone(),
                 campaign: self.campaign.id.clone(),
                 ordinal,
@@ -152,6 +151,17 @@ impl Held {
             about: candidate.about.clone(),
             payout,
         }
+    }
+
+    /// The charges that are money.
+    #[must_use]
+    pub fn money_charges(&self) -> Vec<Charge> {
+        self.charges
+            .iter()
+            .zip(&self.money)
+            .filter(|(_, is_money)| **is_money)
+            .map(|(charge, _)| charge.clone())
+            .collect()
     }
 
     /// The price that is booked for this answer: its own, if possible and at most `price_max`, else the offer's.

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::str::FromStr;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use sqlx::migrate::{Migrate, Migration};
@@ -28,11 +29,16 @@ const MIGRATIONS: &[schema::Source] = &[
 
 /// Strict mode refuses what it would otherwise bend (F73). READ COMMITTED, because under the default the first read of a
 /// transaction fixes what all its reads see, and a settler must see rows that another one committed while it waited. A
-/// lock wait shorter than the statement's time-out, so that the server says who was in the way.
+/// lock wait shorter than the statement's time-out, so that the server says who was in the way. A gateway that is stopped in
+/// the middle of settling keeps the marks locked; its server ends such a session after [`SESSION_IDLE_MAX`], and the others
+/// settle on.
 const SESSION: &str = "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,\
     ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', SESSION time_zone = '+00:00', \
-    SESSION innodb_lock_wait_timeout = 5, SESSION lock_wait_timeout = 20";
+    SESSION innodb_lock_wait_timeout = 5, SESSION lock_wait_timeout = 20, SESSION wait_timeout = 10";
 const ISOLATION: &str = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED";
+
+/// `wait_timeout` above: how long a session may be silent.
+const SESSION_IDLE_MAX: Duration = Duration::from_secs(10);
 
 /// Most bytes of arguments in one statement, whatever the server would take.
 const STATEMENT_BYTES_MAX: usize = 4 << 20;
@@ -83,6 +89,8 @@ impl SqlLedger<MysqlDatabase> {
         let pool = MySqlPoolOptions::new()
             .max_connections(connections_max.max(2))
             .acquire_timeout(ACQUIRE_TIMEOUT)
+            // Closed here before the server does it.
+            .idle_timeout(Some(SESSION_IDLE_MAX / 2))
             .after_connect(|connection, _| Box::pin(set_up(connection)))
             .connect_lazy_with(options);
         Ok(Self::new(MysqlDatabase { pool, packet_bytes_max }))

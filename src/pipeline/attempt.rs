@@ -8,7 +8,7 @@ use super::leasing::HeldOffer;
 use crate::domain::outcome::{Acceptance, AttemptOutcome, Outcome, Sold, Verdict};
 use crate::domain::routing::OnTimeout;
 use crate::forward::{ForwardOrder, Forwarded};
-use crate::lease::{Held, Known};
+use crate::lease::{Held, Known, LEASE_MARGIN};
 use crate::store::{Close, CloseReply, EndReply, LeaseEnd, StoreError};
 
 /// What follows from an attempt.
@@ -41,12 +41,17 @@ enum Verb {
 impl Walk<'_> {
     /// Offers the lead to the buyer whose lease is held, and ends the lease by what was learned.
     pub(super) async fn forward_and_settle(&mut self, offered: HeldOffer) -> After {
-        let HeldOffer { offer, held } = offered;
-        let buyer = self.campaign.campaign().offers[offer].buyer.clone();
+        let HeldOffer { offer, held, asked_at } = offered;
+        let buyer = self.offer(offer).buyer.clone();
+        // The store's answer came so late that the lead's time is over, or that recovery could end the lease while the buyer
+        // is asked (F10).
+        if self.gateway.clock.now() >= self.deadline || asked_at.elapsed() >= LEASE_MARGIN {
+            let known = self.not_sent();
+            return self.after_no(offer, &held, AttemptOutcome::Unsent, "store_slow", &known).await;
+        }
         let Some(permit) = self.gateway.forwarder.enter(&buyer) else {
             // Others took the last place since it was looked at: nothing was sent, so the unit goes back.
-            let known =
-                Known { sent_at: self.gateway.clock.now(), duration: Duration::ZERO, http_status: None, reason: None };
+            let known = self.not_sent();
             return self.after_no(offer, &held, AttemptOutcome::Unsent, "in_flight", &known).await;
         };
         let order = ForwardOrder { buyer: buyer.clone(), lead: self.order.lead.clone(), permit };
@@ -70,6 +75,10 @@ impl Walk<'_> {
         }
     }
 
+    fn not_sent(&self) -> Known {
+        Known { sent_at: self.gateway.clock.now(), duration: Duration::ZERO, http_status: None, reason: None }
+    }
+
     /// A yes in time: commit, and close in the same round trip where the store can.
     async fn after_yes(&mut self, offer: usize, held: &Held, acceptance: &Acceptance, known: &Known) -> After {
         self.story.attempted(offer, AttemptOutcome::Accepted, None);
@@ -89,6 +98,8 @@ impl Walk<'_> {
                 return After::Abandoned;
             }
         };
+        // A money cap keeps the price and gives back what it had reserved beyond it.
+        self.gateway.units_given_back(&held.key.buyer, &held.money_charges());
         match (commit, closed) {
             (_, Some(reply)) => After::Closed(Box::new(ClosedWithCommit { verdict, close, reply })),
             // A repeat of a commit whose reply was lost.
@@ -99,7 +110,7 @@ impl Walk<'_> {
                 if reply == EndReply::Missing && !self.gateway.record(&end.late_event).await {
                     return After::Abandoned;
                 }
-                self.gateway.late_accepted(held).await;
+                self.gateway.late_accepted(held, &reply);
                 if self.late.record_yes(sold) { After::Final(verdict) } else { After::NextBuyer }
             }
         }
@@ -189,7 +200,12 @@ impl Walk<'_> {
                 Verb::Doubt => self.gateway.store.doubt(end).await,
             };
             match reply {
-                Ok(EndReply::Done | EndReply::Late { .. } | EndReply::Already(_)) => return After::NextBuyer,
+                Ok(EndReply::Done | EndReply::Late { .. } | EndReply::Already(_)) => {
+                    if !matches!(verb, Verb::Doubt) {
+                        self.gateway.units_given_back(&end.key.buyer, &end.charges);
+                    }
+                    return After::NextBuyer;
+                }
                 Ok(EndReply::Missing) => {
                     let is_recorded = self.gateway.record(&end.event).await;
                     return if is_recorded { After::NextBuyer } else { After::Abandoned };

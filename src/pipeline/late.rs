@@ -159,9 +159,10 @@ async fn settle_late(gateway: &Arc<Gateway>, board: &Mutex<Board>, attempt: &Lat
         };
         match result {
             Ok(reply) => {
+                gateway.units_given_back(&held.key.buyer, &held.charges);
                 if let Outcome::Accepted(acceptance) = outcome {
                     tracing::warn!(lead = %held.key.lead, buyer = %held.key.buyer, ?reply, "accepted after the time-out");
-                    gateway.late_accepted(held).await;
+                    gateway.late_accepted(held, &reply);
                     if !record_yes(board, sold(held, acceptance)) {
                         contested(gateway, &held.key);
                     }

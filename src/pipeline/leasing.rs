@@ -2,17 +2,24 @@
 
 use std::time::Instant;
 
+use super::story::Filtered;
 use super::{Walk, WalkOrder};
 use crate::app::Gateway;
+use crate::app::reload::catch_up;
 use crate::domain::explanation::Check;
+use crate::domain::id::CapId;
+use crate::domain::lease::WalkName;
 use crate::domain::outcome::Verdict;
-use crate::domain::routing::Campaign;
-use crate::lease::{Held, TakeContext};
+use crate::domain::routing::{Campaign, Offer};
+use crate::lease::{FullCap, Held, TakeContext};
 use crate::store::{Refusal, StoreError, Take, TakeCandidate, TakeReply};
 use crate::telemetry::LeaseResult;
 
-/// Most candidates in one take: bounds the script's work and the size of its call.
-const CANDIDATES_PER_TAKE: usize = 8;
+/// Most candidates in a walk's first take: bounds the script's work and the size of its call.
+pub(super) const CANDIDATES_IN_FIRST_TAKE: usize = 8;
+/// Most candidates in any take. Where many are full each take asks for twice as many as the one before, so that a long list
+/// costs few round trips and a short one little work.
+const CANDIDATES_PER_TAKE: usize = 32;
 
 /// How often one lease is asked for again after a refusal that a second call can cure (wrong window, unseeded, a life that
 /// has to be opened).
@@ -34,24 +41,58 @@ pub(super) struct HeldOffer {
     pub offer: usize,
     /// The lease.
     pub held: Held,
+    /// When it was asked for: it is not older than this.
+    pub asked_at: Instant,
+}
+
+/// A take and what the store said to it.
+pub(super) struct Taken {
+    /// The candidates' places among the campaign's offers.
+    pub offers: Vec<usize>,
+    /// As they were asked for.
+    pub candidates: Vec<TakeCandidate>,
+    /// The store's answer.
+    pub reply: TakeReply,
+    /// When it was first asked for.
+    pub asked_at: Instant,
+}
+
+/// An offer as a newer routing has it.
+pub(super) struct NewerOffer {
+    /// Goes with the take.
+    pub version: u64,
+    /// Buyer and terms.
+    pub offer: Offer,
 }
 
 impl Walk<'_> {
-    /// The next candidates that may be asked now, as a take. Skips buyers that rest or have too many forwards under way:
-    /// before any cap is touched (F54).
+    /// The offer as it stands for this lead: of the routing it started with, or of a newer one that had to be loaded for it.
+    pub(super) fn offer(&self, index: usize) -> &Offer {
+        match self.newer.get(&index) {
+            Some(newer) => &newer.offer,
+            None => &self.campaign.campaign().offers[index],
+        }
+    }
+
+    /// The next candidates that may be asked now, as a take. Skips buyers that rest, that have too many forwards under way
+    /// (F54) or whose cap was full a moment ago (F16): before any cap is touched.
     pub(super) fn next_take(&mut self) -> (Vec<usize>, Take) {
-        let now = self.gateway.store.now();
+        let (at, now) = (self.gateway.store.now(), Instant::now());
         let campaign = self.campaign.campaign();
         let mut indexes = Vec::new();
         let mut candidates = Vec::new();
-        let context = take_context(self.gateway, self.order, campaign);
-        let attempt = self.attempts + 1;
-        let (remaining, story) = (&mut self.remaining, &mut self.story);
+        let context = take_context(self.gateway, self.order, campaign, self.name);
+        let (attempt, candidates_max) = (self.attempts + 1, self.candidates_max);
+        let (remaining, story, newer) = (&mut self.remaining, &mut self.story, &self.newer);
+        let full_caps = self.gateway.full.read();
         remaining.retain(|&index| {
-            if candidates.len() == CANDIDATES_PER_TAKE {
+            if candidates.len() == candidates_max {
                 return true;
             }
-            let offer = &campaign.offers[index];
+            let (offer, version) = match newer.get(&index) {
+                Some(newer) => (&newer.offer, newer.version),
+                None => (&campaign.offers[index], context.routing_version),
+            };
             if let Some(rest) = self.gateway.forwarder.resting(&offer.buyer.id) {
                 story.skipped(index, Check::Breaker, [("rest_s", rest.as_secs().to_string())]);
                 return false;
@@ -60,11 +101,18 @@ impl Walk<'_> {
                 story.skipped(index, Check::InFlight, [("limit", offer.buyer.in_flight_max.to_string())]);
                 return false;
             }
+            if let Some(full) = full_caps.find(offer, &self.order.lead, at, version, now) {
+                self.gateway.telemetry.buyer(&offer.buyer.id).lease.count(LeaseResult::RememberedFull);
+                story.full(index, &full, &offer.buyer.timezone);
+                return false;
+            }
             indexes.push(index);
-            candidates.push(context.candidate(offer, now, attempt));
+            candidates.push(TakeContext { routing_version: version, ..context }.candidate(offer, at, attempt));
             true
         });
-        let not_after = now + self.gateway.call_patience();
+        drop(full_caps);
+        self.candidates_max = (candidates_max * 2).min(CANDIDATES_PER_TAKE);
+        let not_after = at + self.gateway.call_patience();
         (indexes, Take { lead: self.order.lead.id, candidates, not_after })
     }
 
@@ -87,11 +135,12 @@ impl Walk<'_> {
                 if offers.is_empty() {
                     continue;
                 }
+                let asked_at = Instant::now();
                 let Some(reply) = self.ask_store(&take).await else { return Leased::Abandoned };
-                self.taken = Some((offers, take.candidates, reply));
+                self.taken = Some(Taken { offers, candidates: take.candidates, reply, asked_at });
             }
-            let Some((offers, candidates, reply)) = self.taken.take() else { continue };
-            if let Some(held) = self.read_take(&offers, &candidates, reply, &mut cures).await {
+            let Some(taken) = self.taken.take() else { continue };
+            if let Some(held) = self.read_take(&taken, &mut cures).await {
                 return Leased::Held(held);
             }
         }
@@ -126,80 +175,117 @@ impl Walk<'_> {
     }
 
     /// Sorts a take's reply: notes who was full, cures what a second call can cure.
-    async fn read_take(
-        &mut self,
-        offers: &[usize],
-        candidates: &[TakeCandidate],
-        reply: TakeReply,
-        cures: &mut u32,
-    ) -> Option<HeldOffer> {
-        let (mut must_open, mut is_in_wrong_window) = (false, false);
-        let mut unseeded = Vec::new();
-        for (position, refusal) in &reply.refused {
-            let (Some(&index), Some(candidate)) = (offers.get(*position), candidates.get(*position)) else { continue };
-            let metrics = self.gateway.telemetry.buyer(&candidate.buyer);
-            match refusal {
+    async fn read_take(&mut self, taken: &Taken, cures: &mut u32) -> Option<HeldOffer> {
+        let mut cure = None;
+        for (position, refusal) in &taken.reply.refused {
+            let (Some(&index), Some(candidate)) = (taken.offers.get(*position), taken.candidates.get(*position)) else {
+                continue;
+            };
+            let result = match refusal {
                 Refusal::Full { cap, used } => {
-                    metrics.lease.count(LeaseResult::Full);
-                    self.story.full(
-                        index,
-                        candidate,
-                        cap,
-                        *used,
-                        &self.campaign.campaign().offers[index].buyer.timezone,
-                    );
-                    self.drop_candidate(index);
+                    self.note_full(index, candidate, cap, *used, taken.asked_at);
+                    LeaseResult::Full
                 }
-                Refusal::Ended(_) => {
-                    metrics.lease.count(LeaseResult::Ended);
-                    self.drop_candidate(index);
+                Refusal::Ended(_) => LeaseResult::Ended,
+                Refusal::Underway => LeaseResult::Underway,
+                _ if *cures >= CURES_MAX => {
+                    self.story.unavailable(index, Check::Cap, [("store", "counts are not ready".to_owned())]);
+                    LeaseResult::Unavailable
                 }
                 Refusal::Stale { newest } => {
-                    metrics.lease.count(LeaseResult::Stale);
-                    self.story.unavailable(index, Check::Cap, [("routing_newest", newest.to_string())]);
-                    self.gateway.reload_soon();
-                    self.drop_candidate(index);
-                }
-                Refusal::WrongWindow { .. } | Refusal::Unseeded { .. } | Refusal::NewLife if *cures >= CURES_MAX => {
-                    metrics.lease.count(LeaseResult::Unavailable);
-                    self.story.unavailable(index, Check::Cap, [("store", "counts are not ready".to_owned())]);
-                    self.drop_candidate(index);
+                    cure = Some(Cure::CatchUp { index, newest: *newest });
+                    LeaseResult::Stale
                 }
                 // The next take computes its windows from the store's clock anew.
                 Refusal::WrongWindow { store_now } => {
-                    is_in_wrong_window = true;
                     self.gateway.note_store_clock(*store_now);
+                    cure = Some(Cure::AskAgain);
+                    continue;
+                }
+                Refusal::OtherWindow { cap, window } => {
+                    self.gateway.windows.learn(&candidate.buyer, cap, *window);
+                    cure = Some(Cure::AskAgain);
+                    continue;
                 }
                 Refusal::Unseeded { .. } => {
-                    metrics.lease.count(LeaseResult::Unseeded);
-                    unseeded.push(index);
+                    cure = Some(Cure::Seed { index });
+                    LeaseResult::Unseeded
                 }
                 Refusal::NewLife => {
-                    metrics.lease.count(LeaseResult::NewLife);
-                    must_open = true;
+                    cure = Some(Cure::OpenPartitions);
+                    LeaseResult::NewLife
                 }
+            };
+            self.gateway.telemetry.buyer(&candidate.buyer).lease.count(result);
+            if cure.is_none() {
+                self.drop_candidate(index);
             }
         }
-        if let Some(position) = reply.taken {
-            let (index, candidate) = (*offers.get(position)?, candidates.get(position)?);
+        if let Some(position) = taken.reply.taken {
+            let (index, candidate) = (*taken.offers.get(position)?, taken.candidates.get(position)?);
             self.drop_candidate(index);
             self.gateway.telemetry.buyer(&candidate.buyer).lease.count(LeaseResult::Taken);
             self.attempts += 1;
-            let buyer = &self.campaign.campaign().offers[index].buyer;
+            let buyer = &self.offer(index).buyer;
             let mut held = Held::new(&self.order.lead, buyer, candidate, self.order.publisher.payout);
             held.about.ordinal = self.attempts;
-            return Some(HeldOffer { offer: index, held });
+            return Some(HeldOffer { offer: index, held, asked_at: taken.asked_at });
         }
-        if must_open || is_in_wrong_window || !unseeded.is_empty() {
+        if let Some(cure) = cure {
             *cures += 1;
-        }
-        if must_open {
-            self.gateway.open_partitions().await;
-        }
-        for index in unseeded {
-            self.gateway.seed(&self.campaign.campaign().offers[index].buyer).await;
+            self.cure(cure).await;
         }
         None
+    }
+
+    fn note_full(&mut self, index: usize, candidate: &TakeCandidate, cap: &CapId, used: u64, asked_at: Instant) {
+        let Some(demand) = candidate.demands.iter().find(|demand| demand.charge.cap == *cap) else { return };
+        let full = FullCap::of(demand, used);
+        self.gateway.full.remember(&candidate.buyer, &full, candidate.routing_version, asked_at);
+        let zone = self.offer(index).buyer.timezone.clone();
+        self.story.full(index, &full, &zone);
+    }
+
+    async fn cure(&mut self, cure: Cure) {
+        match cure {
+            Cure::AskAgain => {}
+            Cure::OpenPartitions => self.gateway.open_partitions().await,
+            Cure::Seed { index } => self.gateway.seed(&self.offer(index).buyer).await,
+            Cure::CatchUp { index, newest } => self.catch_up(index, newest).await,
+        }
+    }
+
+    /// Another gateway has used a newer routing for this buyer: nothing is granted by the older one any more (F86). The buyer
+    /// is asked again by the newer one, if this gateway can have it and its rules take the lead. The rest of the lead keeps
+    /// the routing it started with.
+    async fn catch_up(&mut self, index: usize, newest: u64) {
+        let routing = catch_up(self.gateway, newest).await;
+        let buyer = self.offer(index).buyer.id.clone();
+        let lead = &self.order.lead;
+        let Some(routing) = routing else {
+            self.story.unavailable(index, Check::Cap, [("routing_newest", newest.to_string())]);
+            return self.drop_candidate(index);
+        };
+        let campaign = routing.compiled.campaign(lead.campaign.as_str());
+        let place = campaign.and_then(|campaign| {
+            let place = campaign.campaign().offers.iter().position(|offer| offer.buyer.id == buyer)?;
+            Some((campaign, place))
+        });
+        let Some((campaign, place)) = place else {
+            self.story.skipped(index, Check::NotReached, [("routing_newest", newest.to_string())]);
+            return self.drop_candidate(index);
+        };
+        let rules = Filtered::new(campaign, lead, self.gateway.store.now(), self.gateway.paused.load_full());
+        if rules.candidates.ranked.contains(&place) {
+            let offer = campaign.campaign().offers[place].clone();
+            self.newer.insert(index, NewerOffer { version: routing.version(), offer });
+            return;
+        }
+        let skipped = campaign.explain(lead, rules.at, &rules.paused, &rules.candidates);
+        if let Some(skipped) = skipped.into_iter().find(|skipped| skipped.offer == place) {
+            self.story.skipped_by(index, skipped);
+        }
+        self.drop_candidate(index);
     }
 
     fn drop_candidate(&mut self, index: usize) {
@@ -215,9 +301,28 @@ impl Walk<'_> {
     }
 }
 
+/// What has to be done before a refused candidate is asked again.
+enum Cure {
+    /// Nothing more: the next take is made anew.
+    AskAgain,
+    /// The partition's life has to be opened.
+    OpenPartitions,
+    /// The buyer's counters have to be read from the books.
+    Seed { index: usize },
+    /// A newer routing has to be loaded.
+    CatchUp { index: usize, newest: u64 },
+}
+
 /// What is the same for every candidate of the lead.
-pub(super) fn take_context<'a>(gateway: &Gateway, order: &'a WalkOrder, campaign: &'a Campaign) -> TakeContext<'a> {
+pub(super) fn take_context<'a>(
+    gateway: &'a Gateway,
+    order: &'a WalkOrder,
+    campaign: &'a Campaign,
+    walk: WalkName,
+) -> TakeContext<'a> {
     TakeContext {
+        walk,
+        windows: &gateway.windows,
         lead: &order.lead,
         campaign,
         payout: order.publisher.payout,

@@ -10,8 +10,10 @@ use super::{Progress, WalkOrder};
 use crate::app::Gateway;
 use crate::domain::event::{Closed, Received};
 use crate::domain::explanation::Check;
+use crate::domain::lease::WalkName;
 use crate::domain::outcome::{AttemptOutcome, Sold, Verdict};
 use crate::intake::reply;
+use crate::lease::FullCap;
 use crate::store::{Admission, Admit, Close, CounterKey, StoreError, TakeCandidate};
 
 /// Decides a test lead and records it with `test = 1`.
@@ -23,7 +25,7 @@ pub async fn rehearse(gateway: &Arc<Gateway>, order: &WalkOrder) -> Progress {
     let campaign = compiled.campaign();
     let now = gateway.store.now();
     let filtered = Filtered::new(compiled, lead, now, gateway.paused.load_full());
-    let context = take_context(gateway, order, campaign);
+    let context = take_context(gateway, order, campaign, WalkName::default());
     let mut story = Story::default();
     let mut verdict = None;
     for &index in &filtered.candidates.ranked {
@@ -40,9 +42,8 @@ pub async fn rehearse(gateway: &Arc<Gateway>, order: &WalkOrder) -> Progress {
                 return Progress::Refused("store away");
             }
         };
-        if let Some((position, used)) = full {
-            let cap = &candidate.demands[position].charge.cap;
-            story.full(index, &candidate, cap, used, &offer.buyer.timezone);
+        if let Some(full) = full {
+            story.full(index, &full, &offer.buyer.timezone);
             continue;
         }
         // What a yes at the offer's price would come to.
@@ -69,8 +70,8 @@ pub async fn rehearse(gateway: &Arc<Gateway>, order: &WalkOrder) -> Progress {
     }
 }
 
-/// The first cap without room, by its position, and its counter.
-async fn first_full(gateway: &Gateway, candidate: &TakeCandidate) -> Result<Option<(usize, u64)>, StoreError> {
+/// The first cap without room.
+async fn first_full(gateway: &Gateway, candidate: &TakeCandidate) -> Result<Option<FullCap>, StoreError> {
     let keys: Vec<CounterKey> = candidate
         .demands
         .iter()
@@ -81,9 +82,9 @@ async fn first_full(gateway: &Gateway, candidate: &TakeCandidate) -> Result<Opti
         })
         .collect();
     let counters = gateway.store.counters(&keys).await?;
-    Ok(candidate.demands.iter().zip(counters).enumerate().find_map(|(position, (demand, counter))| {
-        let used = counter.unwrap_or(0);
-        (used.saturating_add(demand.charge.amount) > demand.limit).then_some((position, used))
+    Ok(candidate.demands.iter().zip(counters).find_map(|(demand, counter)| {
+        let full = FullCap::of(demand, counter.unwrap_or(0));
+        (full.limit == 0 || full.used.saturating_add(full.amount) > full.limit).then_some(full)
     }))
 }
 

@@ -9,13 +9,13 @@ use serde_json::{Map, Value};
 
 use crate::app::RoutingInForce;
 use crate::domain::explanation::{CandidateNote, Check, Explanation};
-use crate::domain::id::{BuyerId, CapId};
+use crate::domain::id::BuyerId;
 use crate::domain::lead::Lead;
 use crate::domain::outcome::{AttemptOutcome, UnsoldReason};
 use crate::domain::routing::Offer;
-use crate::filter::{Candidates, CompiledCampaign};
+use crate::filter::{Candidates, CompiledCampaign, Skipped};
+use crate::lease::FullCap;
 use crate::ledger::AttemptRow;
-use crate::store::TakeCandidate;
 
 /// What the static rules said, and what they were asked with: the explanation asks them again (F35: at the same instant).
 #[derive(Debug)]
@@ -54,20 +54,24 @@ impl Story {
     }
 
     /// A candidate with a full cap.
-    pub fn full(&mut self, offer: usize, candidate: &TakeCandidate, cap: &CapId, used: u64, zone: &TimeZone) {
+    pub fn full(&mut self, offer: usize, full: &FullCap, zone: &TimeZone) {
         let mut values = Map::new();
-        values.insert("cap".into(), Value::String(cap.to_string()));
-        if let Some(demand) = candidate.demands.iter().find(|demand| demand.charge.cap == *cap) {
-            values.insert("limit".into(), Value::String(demand.limit.to_string()));
-            values.insert("used".into(), Value::String(used.to_string()));
-            if demand.charge.amount != 1 {
-                values.insert("amount".into(), Value::String(demand.charge.amount.to_string()));
-            }
-            if let Some(resets_at) = demand.charge.window.resets_at_local(zone) {
-                values.insert("resets_at".into(), Value::String(resets_at));
-            }
+        let mut put = |name: &str, value: String| values.insert(name.to_owned(), Value::String(value));
+        put("cap", full.cap.to_string());
+        put("limit", full.limit.to_string());
+        put("used", full.used.to_string());
+        if full.amount != 1 {
+            put("amount", full.amount.to_string());
+        }
+        if let Some(resets_at) = full.window.resets_at_local(zone) {
+            put("resets_at", resets_at);
         }
         self.notes.insert(offer, (Check::Cap, values));
+    }
+
+    /// A candidate that another check of the explanation has skipped.
+    pub fn skipped_by(&mut self, offer: usize, skipped: Skipped) {
+        self.notes.insert(offer, (skipped.check, skipped.values));
     }
 
     /// A candidate that was asked.

@@ -13,6 +13,7 @@
 //! - A counter that is missing grants nothing, so it is no difference. Those of running windows are seeded.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use jiff::{SignedDuration, Timestamp};
 use rand::RngExt as _;
@@ -21,7 +22,6 @@ use crate::app::Gateway;
 use crate::domain::cap::Limit;
 use crate::domain::id::Partition;
 use crate::domain::routing::Buyer;
-use crate::domain::window::Window;
 use crate::ledger::{DifferenceAction, DifferenceRow, SettleError};
 use crate::store::{Compared, Comparison, CounterKey, ReconcileReply, StoreError};
 
@@ -166,7 +166,7 @@ fn places(gateway: &Gateway) -> Vec<Place> {
     buyers.sort_by(|a, b| a.id.cmp(&b.id));
     for buyer in buyers {
         for cap in &buyer.caps {
-            let at = |instant| Window::containing(cap.window, &buyer.timezone, instant);
+            let at = |instant| gateway.windows.window(buyer, cap, instant);
             let present = at(now);
             let before = present.end.and(present.start.checked_sub(SignedDuration::from_millis(1)).ok()).map(at);
             for window in [Some(present), before].into_iter().flatten() {
@@ -211,7 +211,10 @@ async fn reconcile_some(
     let repaired = if is_dry_run || differences.is_empty() {
         Vec::new()
     } else {
-        match repair(gateway, partition, &differences).await {
+        let repaired = repair(gateway, partition, &differences).await;
+        // A counter that was lowered has room.
+        gateway.full.forget(Instant::now());
+        match repaired {
             Ok(repaired) => repaired,
             Err(Stop::Skip(reason)) => {
                 report.skipped.push(Skipped { partition, reason });

@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio::sync::watch;
@@ -16,6 +16,7 @@ use crate::domain::event::{Closed, EntryId, Mark};
 use crate::domain::explanation::Explanation;
 use crate::domain::id::{BuyerId, LeadId, Partition};
 use crate::domain::lead::Lead;
+use crate::domain::lease::OpenLease;
 use crate::domain::outcome::{AttemptOutcome, LeadStatus, Sold, UnsoldReason, Verdict};
 use crate::domain::routing::{OnCrash, OnTimeout};
 use crate::intake::parse::{BodyType, parse};
@@ -23,21 +24,26 @@ use crate::intake::reply;
 use crate::lease::abandoned;
 use crate::ledger::{AttemptRow, LeadDetail, LedgerError, SettleError};
 use crate::pipeline::{self, Progress, Resumed, WalkOrder};
-use crate::store::{Close, OverdueLead, StoreError};
+use crate::store::{Close, EndReply, OverdueLead, StoreError};
 use crate::telemetry::Recovered;
 
 /// Between two looks.
 const EVERY: Duration = Duration::from_secs(1);
 /// Leases ended, and leads claimed, per partition and look: bounds each look's work.
 const BATCH_MAX: usize = 200;
+/// Claimed leads that wait for their attempts to reach the books; none is claimed beyond it.
+const WAITING_MAX: usize = 5_000;
 /// Open leases looked through for those of a lead.
 const OPEN_LEASES_MAX: usize = 20_000;
 /// An owner that is only slow is left alone this long after its deadline.
 const GRACE: Duration = Duration::from_secs(2);
-/// How long a claimed lead waits for its attempts to reach the books before it is left for the next claim.
+/// How long a claimed lead waits for its attempts to reach the books before it is left for the next claim. Longer than a
+/// gateway that was cut off in the middle of settling can keep the books' marks to itself.
 const BOOKS_PATIENCE: Duration = Duration::from_secs(20);
+/// How long one look waits for the books.
+const LOOK_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Why a look was cut short; the next one goes on.
+/// Why a part of a look could not be done; the next look tries it again.
 #[derive(Debug, thiserror::Error)]
 pub enum RecoveryError {
     /// The store's side.
@@ -51,58 +57,123 @@ pub enum RecoveryError {
     Settle(#[from] SettleError),
 }
 
-/// Looks for overdue leases and leads until the process drains.
+/// Looks for overdue leases and leads until the process drains. Leases do not wait for leads, which wait for the books.
 pub async fn run(gateway: Arc<Gateway>) {
-    loop {
-        tokio::select! {
-            () = gateway.shutdown.draining.cancelled() => return,
-            () = tokio::time::sleep(EVERY) => {}
-        }
-        if let Err(error) = look_once(&gateway).await {
-            gateway.status.recovery_failed(&error);
+    tokio::join!(
+        async {
+            while pause(&gateway).await {
+                end_overdue_leases(&gateway).await;
+            }
+        },
+        async {
+            let mut claimed = ClaimedLeads::default();
+            while pause(&gateway).await {
+                claimed.look_once(&gateway).await;
+            }
+        },
+    );
+}
+
+async fn pause(gateway: &Gateway) -> bool {
+    tokio::select! {
+        () = gateway.shutdown.draining.cancelled() => false,
+        () = tokio::time::sleep(EVERY) => true,
+    }
+}
+
+/// One partition, lease or lead that cannot be finished stops no other: counted, and logged at most once in a while.
+fn note(gateway: &Gateway, error: &RecoveryError) {
+    gateway.telemetry.store.recovery_failed.increment(1);
+    gateway.status.recovery_failed(error);
+}
+
+/// Ends overdue leases in all partitions.
+pub async fn end_overdue_leases(gateway: &Arc<Gateway>) {
+    for partition in (0..gateway.store.partitions()).map(Partition) {
+        match gateway.store.overdue_leases(partition, BATCH_MAX).await {
+            Ok(leases) => {
+                for lease in leases {
+                    if let Err(error) = end_overdue_lease(gateway, &lease).await {
+                        note(gateway, &error.into());
+                    }
+                }
+            }
+            Err(error) => note(gateway, &error.into()),
         }
     }
 }
 
-/// One look: ends overdue leases, then takes over overdue leads.
-pub async fn look_once(gateway: &Arc<Gateway>) -> Result<(), RecoveryError> {
-    let partitions = (0..gateway.store.partitions()).map(Partition);
-    for partition in partitions.clone() {
-        end_overdue_leases(gateway, partition).await?;
-    }
-    // Without the books no lead can be taken over: then none is claimed, so that they are due at once when the books return.
-    gateway.ledger.ping().await?;
-    // The claim covers a whole walk: nobody else takes the lead over while it is routed on (P3).
-    let claim_for = gateway.lead_open_for();
-    let mut overdue = Vec::new();
-    for partition in partitions {
-        overdue.extend(gateway.store.claim_overdue_leads(partition, GRACE, claim_for, BATCH_MAX).await?);
-    }
-    if overdue.is_empty() {
-        return Ok(());
-    }
-    let busy = leads_with_open_leases(gateway).await?;
-    // A lead that still has an open lease is claimed again when this claim runs out.
-    let free: Vec<OverdueLead> = overdue.into_iter().filter(|overdue| !busy.contains(&overdue.lead)).collect();
-    wait_for_books(gateway, BOOKS_PATIENCE).await?;
-    for overdue in free {
-        resume(gateway, overdue).await?;
-    }
-    Ok(())
-}
-
-async fn end_overdue_leases(gateway: &Arc<Gateway>, partition: Partition) -> Result<(), RecoveryError> {
-    let leases = gateway.store.overdue_leases(partition, BATCH_MAX).await?;
+async fn end_overdue_lease(gateway: &Gateway, lease: &OpenLease) -> Result<(), StoreError> {
     let routing = gateway.routing();
-    for lease in leases {
-        let on_crash = routing.compiled.routing().buyers.get(&lease.key.buyer).map_or(OnCrash::Keep, |b| b.on_crash);
-        let keeps_unit = !lease.gives_back && on_crash == OnCrash::Keep;
-        let end = abandoned(&lease, keeps_unit, gateway.store.now());
-        let reply = if keeps_unit { gateway.store.doubt(&end).await? } else { gateway.store.expire(&end).await? };
-        tracing::warn!(lead = %lease.key.lead, buyer = %lease.key.buyer, keeps_unit, ?reply, "ended an overdue lease");
+    let on_crash = routing.compiled.routing().buyers.get(&lease.key.buyer).map_or(OnCrash::Keep, |b| b.on_crash);
+    let keeps_unit = !lease.gives_back && on_crash == OnCrash::Keep;
+    let end = abandoned(lease, keeps_unit, gateway.store.now());
+    let reply = if keeps_unit { gateway.store.doubt(&end).await? } else { gateway.store.expire(&end).await? };
+    if !keeps_unit {
+        gateway.units_given_back(&end.key.buyer, &end.charges);
+    }
+    tracing::warn!(lead = %lease.key.lead, buyer = %lease.key.buyer, keeps_unit, ?reply, "ended an overdue lease");
+    // Its owner was faster, or another gateway was.
+    if reply == EndReply::Done {
         gateway.telemetry.store.recovered.count(if keeps_unit { Recovered::Doubt } else { Recovered::Refund });
     }
     Ok(())
+}
+
+/// Overdue leads that this gateway has claimed and not finished yet. The claim covers [`BOOKS_PATIENCE`] and a whole walk:
+/// nobody else takes the lead over meanwhile (P3).
+#[derive(Debug, Default)]
+pub struct ClaimedLeads(Vec<(OverdueLead, Instant)>);
+
+impl ClaimedLeads {
+    /// Claims overdue leads, and finishes those whose attempts the books know.
+    pub async fn look_once(&mut self, gateway: &Arc<Gateway>) {
+        // Without the books no lead can be taken over: then none is claimed, so that they are due at once when the books
+        // return.
+        if let Err(error) = gateway.ledger.ping().await {
+            return note(gateway, &error.into());
+        }
+        self.claim(gateway).await;
+        if self.0.is_empty() {
+            return;
+        }
+        let ready = async {
+            // A lead with an open lease waits for the lease's end.
+            let busy = leads_with_open_leases(gateway).await?;
+            wait_for_books(gateway, LOOK_PATIENCE).await?;
+            Ok(busy)
+        };
+        let busy = match ready.await {
+            Ok(busy) => busy,
+            Err(error) => return note(gateway, &error),
+        };
+        let mut waiting = Vec::new();
+        for (overdue, claimed_at) in std::mem::take(&mut self.0) {
+            if busy.contains(&overdue.lead) {
+                waiting.push((overdue, claimed_at));
+            } else if let Err(error) = resume(gateway, &overdue).await {
+                note(gateway, &error);
+                waiting.push((overdue, claimed_at));
+            }
+        }
+        self.0 = waiting;
+    }
+
+    async fn claim(&mut self, gateway: &Gateway) {
+        self.0.retain(|(_, claimed_at)| claimed_at.elapsed() < BOOKS_PATIENCE);
+        let claim_for = BOOKS_PATIENCE + gateway.lead_open_for();
+        for partition in (0..gateway.store.partitions()).map(Partition) {
+            let room = WAITING_MAX.saturating_sub(self.0.len()).min(BATCH_MAX);
+            if room == 0 {
+                return;
+            }
+            let claimed_at = Instant::now();
+            match gateway.store.claim_overdue_leads(partition, GRACE, claim_for, room).await {
+                Ok(overdue) => self.0.extend(overdue.into_iter().map(|overdue| (overdue, claimed_at))),
+                Err(error) => note(gateway, &error.into()),
+            }
+        }
+    }
 }
 
 async fn leads_with_open_leases(gateway: &Arc<Gateway>) -> Result<HashSet<LeadId>, RecoveryError> {
@@ -140,7 +211,7 @@ fn has_reached(marks: &[Mark], partition: Partition, tip: EntryId) -> bool {
 }
 
 /// Closes the lead by what the books know, or routes it on.
-async fn resume(gateway: &Arc<Gateway>, overdue: OverdueLead) -> Result<(), RecoveryError> {
+async fn resume(gateway: &Arc<Gateway>, overdue: &OverdueLead) -> Result<(), RecoveryError> {
     let Some(detail) = gateway.ledger.lead_detail(overdue.lead).await? else {
         tracing::error!(lead = %overdue.lead, "an open lead is not in the books: its received event was lost");
         return Ok(());
@@ -150,13 +221,13 @@ async fn resume(gateway: &Arc<Gateway>, overdue: OverdueLead) -> Result<(), Reco
         routing.compiled.routing().buyers.get(buyer).is_some_and(|buyer| buyer.on_timeout == OnTimeout::Hold)
     };
     match decided(&detail, hold) {
-        Decided::Answered(answer) => close(gateway, &overdue, &detail, None, answer).await?,
+        Decided::Answered(answer) => close(gateway, overdue, &detail, None, answer).await?,
         Decided::By { verdict, books } => {
             let answer = reply::answer_body(overdue.lead, &verdict);
-            close(gateway, &overdue, &detail, Some((verdict, books)), answer).await?;
+            close(gateway, overdue, &detail, Some((verdict, books)), answer).await?;
         }
         Decided::StillForSale => {
-            if let Some(order) = onward(gateway, &overdue, &detail) {
+            if let Some(order) = onward(gateway, overdue, &detail) {
                 gateway.telemetry.store.recovered.count(Recovered::Routed);
                 let (progress, _nobody) = watch::channel(Progress::Admitted);
                 gateway.tasks.spawn(pipeline::walk(gateway.clone(), order, progress));
@@ -164,7 +235,7 @@ async fn resume(gateway: &Arc<Gateway>, overdue: OverdueLead) -> Result<(), Reco
                 tracing::warn!(lead = %overdue.lead, "a test, or its publisher, campaign or payload is gone: closed unsold");
                 let verdict = Verdict::Unsold(UnsoldReason::Unavailable);
                 let answer = reply::answer_body(overdue.lead, &verdict);
-                close(gateway, &overdue, &detail, Some((verdict, false)), answer).await?;
+                close(gateway, overdue, &detail, Some((verdict, false)), answer).await?;
             }
         }
     }

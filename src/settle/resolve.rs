@@ -141,16 +141,16 @@ async fn carry_out(gateway: &Gateway, step: Step) -> Result<(), StoreError> {
         Step::Commit(doubt) => {
             // Marks live for minutes and operators take hours: without one the counter could not follow the books (P2).
             gateway.store.remember(&doubt.end.key, doubt.was, &doubt.counts).await?;
-            if let EndReply::Late { was } = gateway.store.commit(&doubt.end).await? {
+            if let EndReply::Late { counters, .. } = gateway.store.commit(&doubt.end).await? {
                 gateway.telemetry.buyer(&doubt.end.key.buyer).late_accepted.increment(1);
-                if was == EndMark::Refunded {
-                    note_overshoot(gateway, &doubt.end).await;
-                }
+                note_overshoot(gateway, &doubt.end, &counters);
             }
         }
         Step::GiveBack(doubt) => {
             gateway.store.remember(&doubt.end.key, doubt.was, &doubt.counts).await?;
-            if gateway.store.refund(&doubt.end).await? == EndReply::Already(EndMark::Refunded) {
+            let reply = gateway.store.refund(&doubt.end).await?;
+            gateway.units_given_back(&doubt.end.key.buyer, &doubt.end.charges);
+            if reply == EndReply::Already(EndMark::Refunded) {
                 // The unit went back at the time-out; now the books learn that it was a "no".
                 gateway.store.record(&doubt.end.event).await?;
             }
@@ -161,15 +161,16 @@ async fn carry_out(gateway: &Gateway, step: Step) -> Result<(), StoreError> {
 }
 
 /// A unit that had gone back counts again, whatever others took meanwhile.
-async fn note_overshoot(gateway: &Gateway, end: &LeaseEnd) {
+fn note_overshoot(gateway: &Gateway, end: &LeaseEnd, counters: &[u64]) {
     let routing = gateway.routing();
     let Some(buyer) = routing.compiled.routing().buyers.get(&end.key.buyer) else { return };
-    let limit = |cap: &CapId| buyer.caps.iter().find(|known| known.id == *cap).map(Cap::limit_units);
-    let charged =
-        end.charges.iter().zip(&end.late_event.windows).filter_map(|(charge, window)| {
-            Some((Charge { amount: window.amount, ..charge.clone() }, limit(&charge.cap)?))
-        });
-    gateway.note_overshoot(&buyer.id, &charged.collect::<Vec<_>>()).await;
+    // A cap that is gone limits nothing.
+    let limit = |cap: &CapId| buyer.caps.iter().find(|known| known.id == *cap).map_or(u64::MAX, Cap::limit_units);
+    let charges: Vec<Charge> = (end.charges.iter().zip(&end.late_event.windows))
+        .map(|(charge, window)| Charge { amount: window.amount, ..charge.clone() })
+        .collect();
+    let limited = charges.iter().map(|charge| (charge, limit(&charge.cap)));
+    gateway.note_overshoot(&buyer.id, limited.zip(counters.iter().copied()));
 }
 
 /// What has to be decided, and from what.

@@ -3,17 +3,17 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use parking_lot::Mutex;
 
 use crate::app::Gateway;
 use crate::domain::cap::{Cap, Limit};
-use crate::domain::id::{BuyerId, Partition};
+use crate::domain::id::{BuyerId, CapId, Partition};
 use crate::domain::routing::Buyer;
 use crate::domain::window::Window;
 use crate::intake::parse::{BodyType, parse};
-use crate::lease::counters_at;
 use crate::ledger::{CountedAttempt, SettleError};
-use crate::store::{CounterKey, SeedReply};
+use crate::store::{CounterKey, SeedReply, StoreError};
 
 /// A seed that meets a journal on the move is tried this often before the candidate counts as not ready.
 const ROUNDS_MAX: usize = 5;
@@ -96,10 +96,26 @@ async fn begin_usage(
 
 async fn missing_counters<'a>(gateway: &Gateway, buyer: &'a Buyer) -> Result<Vec<(&'a Cap, CounterKey)>, SettleError> {
     let now = gateway.store.now();
-    let keys = counters_at(buyer, now);
+    learn_windows(gateway, buyer, now).await?;
+    let keys = gateway.windows.counters(buyer, now);
     let counters = gateway.store.counters(&keys).await?;
     let missing = buyer.caps.iter().zip(keys).zip(counters).filter(|(_, counter)| counter.is_none());
     Ok(missing.map(|(pair, _)| pair).collect())
+}
+
+/// A counter must not be made for a window that overlaps the one that counts (F33): a gateway that has just started, or read a
+/// changed zone, does not know that one yet.
+async fn learn_windows(gateway: &Gateway, buyer: &Buyer, now: Timestamp) -> Result<(), StoreError> {
+    let caps: Vec<CapId> = buyer.caps.iter().map(|cap| cap.id.clone()).collect();
+    let newest = gateway.store.newest_windows(&buyer.id, &caps).await?;
+    for (cap, newest) in buyer.caps.iter().zip(newest) {
+        let Some(newest) = newest else { continue };
+        let by_calendar = Window::containing(cap.window, &buyer.timezone, now);
+        if newest != by_calendar && newest.overlaps(&by_calendar) {
+            gateway.windows.learn(&buyer.id, &cap.id, newest);
+        }
+    }
+    Ok(())
 }
 
 /// What a new cap starts from in the middle of its window.

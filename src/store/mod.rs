@@ -8,6 +8,8 @@
 //!   one step or not at all.
 //! - **Time.** The store's clock decides. [`Store::now`] is this gateway's estimate of it; a call whose `not_after` has
 //!   passed by the store's own clock changes nothing.
+//! - **Walks.** An open lease belongs to the walk named in its [`AttemptInfo`]; to every other walk of the lead it is
+//!   [`Refusal::Underway`] (P4).
 //! - **Repeats.** Every call may be asked again with the same ids and then answers what happened, changing nothing (F20).
 //! - **Counters** never go below zero, are never created by a refund, and expire a while after their window (F01, F07).
 //! - **Counter = settled usage + effects of journal entries after the mark + open leases**, at every instant (P2). Only the
@@ -118,6 +120,14 @@ pub enum Refusal {
         /// The store's clock.
         store_now: Timestamp,
     },
+    /// Another window of this cap is running, or reaches into the one that was given: the buyer's zone was changed. It counts on
+    /// to its end (F33); ask again with it.
+    OtherWindow {
+        /// Which.
+        cap: CapId,
+        /// The newest window that has counted for it.
+        window: Window,
+    },
     /// The counter is missing and no older window is known for the cap: closed until [`Store::seed`].
     Unseeded {
         /// Which.
@@ -130,6 +140,8 @@ pub enum Refusal {
     },
     /// The lease has ended already: this lead was offered to this buyer before (P4).
     Ended(EndMark),
+    /// Another walk of this lead holds a lease of this buyer (P4).
+    Underway,
     /// The buyer's partition is closed: its data is not of the life this gateway knows.
     NewLife,
 }
@@ -140,8 +152,12 @@ impl Refusal {
     #[must_use]
     pub fn is_curable(&self) -> bool {
         match self {
-            Self::WrongWindow { .. } | Self::Unseeded { .. } | Self::NewLife => true,
-            Self::Full { .. } | Self::Stale { .. } | Self::Ended(_) => false,
+            Self::WrongWindow { .. }
+            | Self::OtherWindow { .. }
+            | Self::Unseeded { .. }
+            | Self::Stale { .. }
+            | Self::NewLife => true,
+            Self::Full { .. } | Self::Ended(_) | Self::Underway => false,
         }
     }
 }
@@ -149,7 +165,7 @@ impl Refusal {
 /// What take found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TakeReply {
-    /// Index of the candidate whose lease is now open; a repeat of the call finds the same one.
+    /// Index of the candidate whose lease is now open; a repeat of the call by the same walk finds the same one.
     pub taken: Option<usize>,
     /// Every candidate tried before it, by index, with the reason. One that can be cured is the last.
     pub refused: Vec<(usize, Refusal)>,
@@ -181,6 +197,9 @@ pub enum EndReply {
     Late {
         /// The state before.
         was: EndMark,
+        /// Where a yes after a refund charged its units again: every counter right after that charge, in the order of the
+        /// charges, 0 for one that is gone. Empty when nothing was charged.
+        counters: Vec<u64>,
     },
     /// It had ended this way, or in a way that this call does not change; nothing was touched.
     Already(EndMark),
@@ -376,6 +395,10 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// that name the same difference one repairs and the other finds none. Never creates a counter, never changes an expiry;
     /// without a difference named it changes nothing at all.
     async fn reconcile(&self, mark: &Mark, comparisons: &[Comparison]) -> Result<ReconcileReply, StoreError>;
+
+    /// The newest window of each of a buyer's caps that a lease was charged to; `None` where there is none, or none with an
+    /// end.
+    async fn newest_windows(&self, buyer: &BuyerId, caps: &[CapId]) -> Result<Vec<Option<Window>>, StoreError>;
 
     /// What the store remembers of a lead.
     async fn lead_state(&self, publisher: &PublisherId, lead: LeadId) -> Result<Option<LeadState>, StoreError>;

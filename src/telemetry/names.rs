@@ -93,6 +93,8 @@ metrics! {
         "Events that can never be stored: an alarm.";
     RECOVERED = "capgate_recovered_total", Kind::Counter,
         "Leases and leads of dead gateways that were finished, by kind.";
+    RECOVERY_FAILED = "capgate_recovery_failed_total", Kind::Counter,
+        "Partitions, leases and leads that recovery could not finish at one look; it tries again.";
     RECONCILE_DIFFERENCE = "capgate_reconcile_difference_units", Kind::Gauge,
         "Counter minus books at the last comparison, by buyer and cap: leads or micros.";
     STORE_UP = "capgate_store_up", Kind::Gauge,

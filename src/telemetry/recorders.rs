@@ -69,6 +69,10 @@ words! {
         Taken = "taken",
         /// A cap had no room.
         Full = "full",
+        /// A cap had no room a moment ago: the store was not asked again.
+        RememberedFull = "remembered_full",
+        /// Another walk of the lead holds the lease.
+        Underway = "underway",
         /// The count is not known: closed until it is read from the ledger.
         Unseeded = "unseeded",
         /// A newer routing is in force elsewhere.
@@ -292,6 +296,8 @@ pub struct StoreMetrics {
     pub lease_duration: Histogram,
     /// What was finished for dead gateways.
     pub recovered: CounterOf<Recovered>,
+    /// What recovery could not finish at one look.
+    pub recovery_failed: Counter,
 }
 
 impl StoreMetrics {
@@ -303,6 +309,7 @@ impl StoreMetrics {
             leases_open: registry.gauge(&names::LEASES_OPEN, &[]),
             lease_duration: registry.histogram(&names::LEASE_DURATION, &[]),
             recovered: CounterOf::new(registry, &names::RECOVERED, &[], "kind", Recovered::words()),
+            recovery_failed: registry.counter(&names::RECOVERY_FAILED, &[]),
         }
     }
 }

@@ -131,7 +131,7 @@ async fn p5_what_was_acknowledged_survives_a_reopen() {
         assert_eq!(verb.call(&store, &end(verb, lead, &wanted)).await, EndReply::Already(verb.mark()));
     }
     let late = end(Verb::Refund, doubt, &wanted);
-    assert_eq!(store.refund(&late).await, Ok(EndReply::Late { was: Verb::Doubt.mark() }));
+    assert_eq!(store.refund(&late).await, Ok(EndReply::Late { was: Verb::Doubt.mark(), counters: Vec::new() }));
     assert_eq!(used(&store, &who, "day", window).await, Some(3 + 3));
     let repeat = store.take(&take(&store, open_one, vec![wanted.clone()])).await.unwrap();
     assert_eq!((repeat.taken, repeat.refused), (Some(0), vec![]));

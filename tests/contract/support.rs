@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use capgate::domain::event::{Attempt, ClaimKey, Closed, EntryId, Life, Mark, Received, WindowAmount};
 use capgate::domain::id::{BuyerId, CampaignId, CapId, LeadId, Partition, PublisherId};
-use capgate::domain::lease::{AttemptInfo, Charge, Demand, EndMark, LeaseKey, Terms};
+use capgate::domain::lease::{AttemptInfo, Charge, Demand, EndMark, LeaseKey, Terms, WalkName};
 use capgate::domain::money::{Currency, Micros};
 use capgate::domain::outcome::{AttemptOutcome, LeadStatus};
 use capgate::domain::window::Window;
@@ -107,6 +107,7 @@ pub fn candidate(buyer: &BuyerId, demands: Vec<Demand>) -> TakeCandidate {
         demands,
         lease_for: Duration::from_mins(1),
         about: AttemptInfo {
+            walk: WalkName::default(),
             publisher: publisher(),
             campaign: CampaignId::new("solar").unwrap(),
             ordinal: 1,

@@ -11,6 +11,7 @@ mod support;
 mod replies;
 
 mod bad_input;
+mod caps;
 #[cfg(feature = "server-tests")]
 mod cluster;
 #[cfg(feature = "server-tests")]

@@ -155,3 +155,41 @@ async fn f51_a_slow_buyer_does_not_slow_another() {
         assert_eq!(waiting.await.unwrap(), Outcome::InDoubt { reason: "broken", http_status: None });
     }
 }
+
+/// A gateway that slept past every deadline has the buyer's answer in its socket: it is read, not thrown away (contract,
+/// verdicts: it was only asleep). The runtime is put to sleep by blocking its only thread.
+#[test]
+fn f46_an_answer_that_came_while_the_process_slept_is_used() {
+    use std::io::{Read, Write};
+
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    let (heard, hears) = std::sync::mpsc::channel();
+    let buyer_thread = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut request = Vec::new();
+        while !request.ends_with(b"}") {
+            let mut some = [0; 4096];
+            let count = stream.read(&mut some).unwrap();
+            request.extend_from_slice(&some[..count]);
+        }
+        heard.send(()).unwrap();
+        stream.write_all(YES).unwrap();
+        // Held open until the other side has read it.
+        let _ = stream.read(&mut [0; 1]);
+    });
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let forwarder = forwarder();
+        let call = tokio::spawn(async move { forward(&forwarder, &buyer(&url)).await });
+        while hears.try_recv().is_err() {
+            tokio::task::yield_now().await;
+        }
+        std::thread::sleep(TIMEOUT + LATE + std::time::Duration::from_millis(300));
+        let told = call.await.unwrap();
+        assert_eq!(told.outcome, yes());
+        assert!(told.duration > TIMEOUT + LATE, "it did not sleep");
+    });
+    drop(runtime);
+    buyer_thread.join().unwrap();
+}

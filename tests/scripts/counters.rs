@@ -288,7 +288,8 @@ async fn a_finished_window_gets_no_counter_by_a_late_yes() {
     w.raw.run(&["DEL", &key]).await;
     let before = w.journal_length("sunco", 1).await;
     let late = w.store.commit(&end(Verb::Commit, lead, &wanted)).await;
-    assert_eq!(late, Ok(EndReply::Late { was: capgate::domain::lease::EndMark::Refunded }));
+    let was = capgate::domain::lease::EndMark::Refunded;
+    assert_eq!(late, Ok(EndReply::Late { was, counters: vec![0] }));
     assert_eq!(w.raw.run(&["EXISTS", &key]).await, Raw::Int(0));
     assert_eq!(w.journal_length("sunco", 1).await, before + 1, "the books learn of it all the same");
     w.stop().await;

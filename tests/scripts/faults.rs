@@ -58,7 +58,10 @@ async fn f20_a_lost_reply_is_asked_again_and_counts_once() {
     assert_eq!(store.refund(&end(Verb::Refund, late, &wanted)).await, Ok(EndReply::Done));
     proxy.cut_replies(1);
     let was = capgate::domain::lease::EndMark::Refunded;
-    assert_eq!(store.commit(&end(Verb::Commit, late, &wanted)).await, Ok(EndReply::Late { was }));
+    assert_eq!(
+        store.commit(&end(Verb::Commit, late, &wanted)).await,
+        Ok(EndReply::Late { was, counters: vec![counted + 2] })
+    );
     assert_eq!(used(&store, &who, "day", window).await, Some(counted + 2));
     store.shut_down().await;
     Connection::open(&url()).await.delete_all_of(&prefix).await;

@@ -2,8 +2,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use jiff::Timestamp;
+
 use super::change::Held;
 use crate::domain::id::CapId;
+use crate::domain::window::Window;
 
 /// Counters outlive their window this long, so that late refunds and reconciliation still see them (F01).
 const COUNTER_SLACK_MS: i64 = 2 * 24 * 3_600_000;
@@ -29,6 +32,14 @@ impl CapCounters {
     pub(super) fn set(&mut self, start_ms: i64, end_ms: Option<i64>, used: u64) {
         self.windows.insert(start_ms, Counter { used, end_ms });
         self.newest_ms = self.newest_ms.max(Some(start_ms));
+    }
+
+    /// The newest window, if it has an end.
+    pub(super) fn newest(&self) -> Option<Window> {
+        let start_ms = self.newest_ms?;
+        let end_ms = self.windows.get(&start_ms)?.end_ms?;
+        let instant = |ms| Timestamp::from_millisecond(ms).ok();
+        Some(Window { start: instant(start_ms)?, end: Some(instant(end_ms)?) })
     }
 
     pub(super) fn charge(&mut self, held: &Held, now_ms: i64) {

@@ -13,10 +13,11 @@ use crate::store::{CounterKey, EndReply, LeaseEnd, Refusal, SeedReply, StoreErro
 
 impl State {
     pub(super) fn take(&mut self, now: Timestamp, call: &Take) -> TakeReply {
-        // A repeat finds its own lease, whoever has room by now (F20).
+        // A repeat finds its own lease, whoever has room by now (F20). A lease of another walk is not its own (P4).
         let open = call.candidates.iter().position(|candidate| {
             let state = self.partition_of(candidate.buyer.as_str());
-            state.is_current() && state.leases.contains_key(&key_of(call.lead, candidate))
+            let lease = state.leases.get(&key_of(call.lead, candidate)).filter(|_| state.is_current());
+            lease.is_some_and(|lease| lease.about.walk == candidate.about.walk)
         });
         let mut reply = TakeReply { taken: None, refused: Vec::new(), too_late: false };
         for (index, candidate) in call.candidates.iter().enumerate() {
@@ -67,14 +68,16 @@ impl State {
         let state = self.partition_of(end.key.buyer.as_str());
         state.purge(now.as_millisecond());
         let was = state.ended.get(&end.key).map(|ended| ended.mark);
-        let (reply, event) = if state.leases.contains_key(&end.key) {
+        let (mut reply, event) = if state.leases.contains_key(&end.key) {
             (EndReply::Done, &end.event)
         } else {
             match (was, mark) {
                 (None, _) => return EndReply::Missing,
                 // A yes counts whenever it comes; the end of a doubt settles it either way.
                 (Some(was @ (EndMark::Refunded | EndMark::Doubt)), EndMark::Committed)
-                | (Some(was @ EndMark::Doubt), EndMark::Refunded) => (EndReply::Late { was }, &end.late_event),
+                | (Some(was @ EndMark::Doubt), EndMark::Refunded) => {
+                    (EndReply::Late { was, counters: Vec::new() }, &end.late_event)
+                }
                 (Some(was), _) => return EndReply::Already(was),
             }
         };
@@ -87,6 +90,12 @@ impl State {
         };
         let bytes = Event::Attempt(event.clone()).to_bytes();
         self.change_of(end.key.buyer.as_str(), change, Some(bytes.into()));
+        if let EndReply::Late { was: EndMark::Refunded, counters } = &mut reply {
+            let state = self.partition_of(end.key.buyer.as_str());
+            let after =
+                |charge: &Charge| counter(state, &end.key.buyer, &charge.cap, charge.window.start.as_millisecond());
+            *counters = end.charges.iter().map(|charge| after(charge).unwrap_or(0)).collect();
+        }
         reply
     }
 
@@ -152,6 +161,11 @@ impl State {
             .collect()
     }
 
+    pub(super) fn newest_windows(&mut self, buyer: &BuyerId, caps: &[CapId]) -> Vec<Option<Window>> {
+        let known = self.partition_of(buyer.as_str()).buyers.get(buyer);
+        caps.iter().map(|cap| known?.caps.get(cap)?.newest()).collect()
+    }
+
     pub(super) fn overdue_leases(
         &mut self,
         now: Timestamp,
@@ -204,6 +218,9 @@ fn refusal(state: &mut PartitionState, now: Timestamp, lead: LeadId, candidate: 
     if !state.is_current() {
         return Some(Refusal::NewLife);
     }
+    if state.leases.contains_key(&key_of(lead, candidate)) {
+        return Some(Refusal::Underway);
+    }
     if let Some(ended) = state.ended.get(&key_of(lead, candidate)) {
         return Some(Refusal::Ended(ended.mark));
     }
@@ -214,6 +231,14 @@ fn refusal(state: &mut PartitionState, now: Timestamp, lead: LeadId, candidate: 
     buyer.version = candidate.routing_version;
     if candidate.demands.iter().any(|demand| !demand.charge.window.contains(now)) {
         return Some(Refusal::WrongWindow { store_now: now });
+    }
+    // A zone that was changed in mid-window adds no capacity: what has counted until now counts on to its end (F33).
+    let other = candidate.demands.iter().find_map(|Demand { charge, .. }| {
+        let newest = buyer.caps.get(&charge.cap)?.newest()?;
+        (newest != charge.window && newest.overlaps(&charge.window)).then(|| (charge.cap.clone(), newest))
+    });
+    if let Some((cap, window)) = other {
+        return Some(Refusal::OtherWindow { cap, window });
     }
     candidate.demands.iter().find_map(|Demand { charge, limit }| {
         let start_ms = charge.window.start.as_millisecond();

@@ -295,6 +295,10 @@ impl Store for EmbeddedStore {
         Ok(self.group.look(|state| state.counters(keys)))
     }
 
+    async fn newest_windows(&self, buyer: &BuyerId, caps: &[CapId]) -> Result<Vec<Option<Window>>, StoreError> {
+        Ok(self.group.look(|state| state.newest_windows(buyer, caps)))
+    }
+
     async fn overdue_leases(&self, partition: Partition, count_max: usize) -> Result<Vec<OpenLease>, StoreError> {
         self.group.look(|state| state.overdue_leases(self.clock.now(), partition, count_max))
     }

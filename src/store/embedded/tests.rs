@@ -15,7 +15,7 @@ use super::*;
 use crate::clock::{Clock, ManualClock, SystemClock};
 use crate::domain::event::WindowAmount;
 use crate::domain::id::CampaignId;
-use crate::domain::lease::{AttemptInfo, Charge, Demand, Terms};
+use crate::domain::lease::{AttemptInfo, Charge, Demand, Terms, WalkName};
 use crate::domain::money::{Currency, Micros};
 use crate::domain::outcome::AttemptOutcome;
 use crate::store::{Refusal, TakeCandidate};
@@ -170,6 +170,7 @@ fn candidate(window: Window) -> TakeCandidate {
         demands: vec![demand("day", 1), demand("spend", 40)],
         lease_for: Duration::from_mins(1),
         about: AttemptInfo {
+            walk: WalkName::default(),
             publisher: PublisherId::new("acme").unwrap(),
             campaign: CampaignId::new("solar").unwrap(),
             ordinal: 1,

@@ -138,7 +138,7 @@ impl RedisStore {
         };
         let reply = match word {
             "done" => EndReply::Done,
-            "late" => EndReply::Late { was: mark()? },
+            "late" => EndReply::Late { was: mark()?, counters: read_counters(nth(rest, 1)?.text()?)? },
             "already" => EndReply::Already(mark()?),
             "missing" => EndReply::Missing,
             "life" => {
@@ -195,6 +195,17 @@ impl RedisStore {
 enum Ended {
     Reply(EndReply),
     OtherLife(Life),
+}
+
+/// Counters joined by `,`.
+fn read_counters(text: &str) -> Result<Vec<u64>, StoreError> {
+    let numbers = text.split(',').filter(|number| !number.is_empty());
+    // One that an operator's hand made negative is above no limit.
+    numbers
+        .map(|number| {
+            number.parse().or(if number.starts_with('-') { Ok(0) } else { Err(unknown_reply("an end", text)) })
+        })
+        .collect()
 }
 
 /// Two verbs in one step: counts of the first one's keys and arguments, then everything.

@@ -245,6 +245,10 @@ impl Store for RedisStore {
         self.read_counters(keys).await
     }
 
+    async fn newest_windows(&self, buyer: &BuyerId, caps: &[CapId]) -> Result<Vec<Option<Window>>, StoreError> {
+        self.read_newest_windows(buyer, caps).await
+    }
+
     async fn overdue_leases(&self, partition: Partition, count_max: usize) -> Result<Vec<OpenLease>, StoreError> {
         let names = self.overdue_names(partition, count_max).await?;
         self.read_leases(partition, names).await

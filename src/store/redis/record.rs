@@ -29,7 +29,7 @@ pub(super) fn end_text(window: &Window) -> String {
     window.end.map(|end| end.as_millisecond().to_string()).unwrap_or_default()
 }
 
-fn parse_ms(text: &str) -> Option<Timestamp> {
+pub(super) fn parse_ms(text: &str) -> Option<Timestamp> {
     Timestamp::from_millisecond(text.parse().ok()?).ok()
 }
 
@@ -99,9 +99,14 @@ fn parse_refusal(text: &str) -> Option<(usize, Refusal)> {
     let refusal = match words.next()? {
         "F" => Refusal::Full { cap: cap(words.next()?)?, used: words.next()?.parse().ok()? },
         "W" => Refusal::WrongWindow { store_now: parse_ms(words.next()?)? },
+        "Z" => Refusal::OtherWindow {
+            cap: cap(words.next()?)?,
+            window: Window { start: parse_ms(words.next()?)?, end: Some(parse_ms(words.next()?)?) },
+        },
         "U" => Refusal::Unseeded { cap: cap(words.next()?)? },
         "S" => Refusal::Stale { newest: words.next()?.parse().ok()? },
         "E" => Refusal::Ended(EndMark::parse(words.next()?)?),
+        "O" => Refusal::Underway,
         "L" => Refusal::NewLife,
         _ => return None,
     };
@@ -127,7 +132,7 @@ mod tests {
 
     #[test]
     fn refusals_read_back_and_unknown_ones_are_a_bug() {
-        let text = "0 F day%3Aspend 12;1 W 1500;2 U day;3 S 9;4 E committed;5 L";
+        let text = "0 F day%3Aspend 12;1 W 1500;2 U day;3 S 9;4 E committed;5 L;6 O;7 Z day 1500 1500";
         let at = Timestamp::from_millisecond(1500).unwrap();
         assert_eq!(
             parse_refusals(text),
@@ -138,6 +143,8 @@ mod tests {
                 (3, Refusal::Stale { newest: 9 }),
                 (4, Refusal::Ended(EndMark::Committed)),
                 (5, Refusal::NewLife),
+                (6, Refusal::Underway),
+                (7, Refusal::OtherWindow { cap: CapId::new("day"), window: Window { start: at, end: Some(at) } }),
             ])
         );
         assert_eq!(parse_refusals(""), Ok(vec![]));

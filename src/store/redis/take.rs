@@ -1,12 +1,15 @@
 //! Taking leases: one script call for all candidates on a single server, one per run of a partition on a cluster.
 
+use bytes::Bytes;
+
 use super::keys::{escape, life_text};
-use super::record::{charges_text, end_text, parse_refusals, refusals_of_record};
+use super::record::{charges_text, end_text, parse_lease, parse_ms, parse_refusals, refusals_of_record};
 use super::reply::{Call, Plain};
 use super::scripts::Verb;
 use super::{RedisStore, Reply, expires_at, millis, nth};
-use crate::domain::id::Partition;
-use crate::domain::lease::Demand;
+use crate::domain::id::{BuyerId, CapId, Partition};
+use crate::domain::lease::{Demand, LeaseKey};
+use crate::domain::window::Window;
 use crate::store::{StoreError, Take, TakeCandidate, TakeReply};
 
 /// Candidates in one script call: bounds the time the server is busy with it.
@@ -44,6 +47,28 @@ impl RedisStore {
         Ok(TakeReply { taken: None, refused: parse_refusals(&refused)?, too_late: false })
     }
 
+    pub(super) async fn read_newest_windows(
+        &self,
+        buyer: &BuyerId,
+        caps: &[CapId],
+    ) -> Result<Vec<Option<Window>>, StoreError> {
+        if caps.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut args: Vec<Bytes> = vec![self.keys.windows(self.partition(buyer.as_str())).into()];
+        for cap in caps {
+            let field = format!("{buyer}|{}", escape(cap.as_str()));
+            args.extend([Bytes::from(format!("{field}|end")), Bytes::from(field)]);
+        }
+        let found = self.client.one("HMGET", args).await?;
+        let window = |pair: &[Reply]| {
+            let (end, start) = (nth(pair, 0)?.optional_text()?, nth(pair, 1)?.optional_text()?);
+            let both = start.and_then(parse_ms).zip(end.and_then(parse_ms));
+            Ok(both.map(|(start, end)| Window { start, end: Some(end) }))
+        };
+        found.list()?.chunks_exact(2).map(window).collect()
+    }
+
     fn split<'a>(&self, take: &'a Take) -> Vec<Vec<Placed<'a>>> {
         let mut calls: Vec<Vec<Placed<'a>>> = Vec::new();
         for placed in take.candidates.iter().enumerate() {
@@ -70,8 +95,12 @@ impl RedisStore {
             Plain::new("HGET", vec![leases.into(), take.lead.to_string().into()])
         });
         let records = self.client.plain(reads.collect()).await?;
-        for ((index, _), record) in later.iter().zip(&records) {
+        for ((index, candidate), record) in later.iter().zip(&records) {
             if let Some(record) = record.optional_text()? {
+                let key = LeaseKey { lead: take.lead, buyer: candidate.buyer.clone() };
+                if parse_lease(key, record)?.about.walk != candidate.about.walk {
+                    continue;
+                }
                 let refused = parse_refusals(refusals_of_record(record))?;
                 return Ok(Some(TakeReply { taken: Some(*index), refused, too_late: false }));
             }
@@ -170,9 +199,7 @@ mod tests {
     use jiff::Timestamp;
 
     use super::*;
-    use crate::domain::id::CapId;
     use crate::domain::lease::Charge;
-    use crate::domain::window::Window;
 
     #[test]
     fn f15_room_is_exact_to_the_last_digit() {

@@ -19,7 +19,8 @@ use crate::support::{
 #[allow(clippy::match_same_arms, reason = "a table, one line per case")]
 fn expected(state: &[Verb], verb: Verb) -> (EndReply, bool) {
     use EndMark::{Committed, Doubt, Refunded};
-    let late = |was| EndReply::Late { was };
+    // Seeded with 10 and 0.
+    let late = |was| EndReply::Late { was, counters: if was == Refunded { vec![11, 1] } else { Vec::new() } };
     match (state, verb) {
         ([], Verb::Commit | Verb::Doubt) => (EndReply::Done, true),
         ([], Verb::Refund) => (EndReply::Done, false),
@@ -184,7 +185,8 @@ pub async fn money_is_corrected_at_the_commit<H: Harness>() {
     assert_eq!(store.refund(&end(Verb::Refund, refunded, &wanted)).await, Ok(EndReply::Done));
     assert_eq!(used(&*store, &who, "spend", window).await, Some(35));
     let late = end_with_amounts(Verb::Commit, refunded, &wanted, &[1, 20]);
-    assert_eq!(store.commit(&late).await, Ok(EndReply::Late { was: EndMark::Refunded }));
+    let counters = vec![2, 55];
+    assert_eq!(store.commit(&late).await, Ok(EndReply::Late { was: EndMark::Refunded, counters }));
     assert_eq!(used(&*store, &who, "spend", window).await, Some(55), "a late yes is charged what it books");
     h.stop().await;
 }
@@ -202,7 +204,7 @@ pub async fn late_commit_after_a_doubt_is_not_counted_twice<H: Harness>() {
     assert_eq!(store.doubt(&end(Verb::Doubt, lead, &wanted)).await, Ok(EndReply::Done));
     assert_eq!(used(&*store, &who, "spend", window).await, Some(40));
     let late = end_with_amounts(Verb::Commit, lead, &wanted, &[1, 25]);
-    assert_eq!(store.commit(&late).await, Ok(EndReply::Late { was: EndMark::Doubt }));
+    assert_eq!(store.commit(&late).await, Ok(EndReply::Late { was: EndMark::Doubt, counters: Vec::new() }));
     assert_eq!(used(&*store, &who, "day", window).await, Some(1));
     assert_eq!(used(&*store, &who, "spend", window).await, Some(25), "corrected to what was booked");
     h.stop().await;
@@ -244,10 +246,41 @@ pub async fn late_commit_after_a_refund_counts_above_the_limit<H: Harness>() {
     assert_eq!(store.refund(&end(Verb::Refund, first, &wanted)).await, Ok(EndReply::Done));
     assert_eq!(take_one(&*store, second, &wanted).await, Ok(()));
     let late = end(Verb::Commit, first, &wanted);
-    assert_eq!(store.commit(&late).await, Ok(EndReply::Late { was: EndMark::Refunded }));
+    assert_eq!(store.commit(&late).await, Ok(EndReply::Late { was: EndMark::Refunded, counters: vec![2] }));
     assert_eq!(used(&*store, &who, "day", window).await, Some(2));
     assert_eq!(store.commit(&late).await, Ok(EndReply::Already(EndMark::Committed)));
     assert_eq!(used(&*store, &who, "day", window).await, Some(2));
+    h.stop().await;
+}
+
+/// Late yeses that come at once each learn the counter right after their own charge: a unit above the limit is told once.
+pub async fn f46_late_yeses_at_once_each_learn_their_own_count<H: Harness>() {
+    let h = H::start().await;
+    let store = h.store();
+    begin_lives(&*store).await;
+    let window = running_window(store.now());
+    let who = buyer("sunco");
+    seed(&*store, &who, &[("day", window, 0), ("total", window, 100)]).await;
+    let wanted = candidate(&who, vec![demand("day", window, 20), demand("total", window, 500)]);
+    let leads: Vec<LeadId> = (0..20).map(|_| LeadId::generate()).collect();
+    for lead in &leads {
+        assert_eq!(take_one(&*store, *lead, &wanted).await, Ok(()));
+        assert_eq!(store.refund(&end(Verb::Refund, *lead, &wanted)).await, Ok(EndReply::Done));
+    }
+    let replies = at_once(leads.len(), |index| {
+        let (store, late) = (store.clone(), end(Verb::Commit, leads[index], &wanted));
+        async move { store.commit(&late).await.unwrap() }
+    })
+    .await;
+    let mut told: Vec<Vec<u64>> = replies
+        .into_iter()
+        .map(|reply| match reply {
+            EndReply::Late { was: EndMark::Refunded, counters } => counters,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    told.sort_unstable();
+    assert_eq!(told, (1..=20).map(|n| vec![n, 100 + n]).collect::<Vec<_>>());
     h.stop().await;
 }
 
@@ -272,7 +305,7 @@ pub async fn commit_and_close_closes_only_what_it_committed<H: Harness>() {
     assert_eq!(store.doubt(&end(Verb::Doubt, doubted, &wanted)).await, Ok(EndReply::Done));
     let answer = close(&*store, doubted, None, "sold");
     let reply = store.commit_and_close(&end(Verb::Commit, doubted, &wanted), &answer).await;
-    assert_eq!(reply, Ok((EndReply::Late { was: EndMark::Doubt }, None)));
+    assert_eq!(reply, Ok((EndReply::Late { was: EndMark::Doubt, counters: Vec::new() }, None)));
     assert_eq!(store.lead_state(&publisher(), doubted).await, Ok(Some(LeadState::Running)));
     assert_eq!(used(&*store, &who, "day", window).await, Some(2));
     h.stop().await;
@@ -311,7 +344,8 @@ pub async fn p2_a_lease_whose_mark_expired_ends_as_the_books_remember_it<H: Harn
         for _ in 0..2 {
             assert_eq!(store.remember(&ending.key, mark, remembered).await, Ok(()));
         }
-        assert_eq!(verb.call(&*store, &ending).await, EndReply::Late { was: mark });
+        let counters = if mark == EndMark::Refunded { vec![5, 170] } else { Vec::new() };
+        assert_eq!(verb.call(&*store, &ending).await, EndReply::Late { was: mark, counters });
         assert_eq!(counts().await, after, "{verb:?} after {mark:?}");
         // What is known is not overwritten by older knowledge.
         assert_eq!(store.remember(&ending.key, mark, remembered).await, Ok(()));

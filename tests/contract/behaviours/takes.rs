@@ -1,6 +1,8 @@
 //! Take, seed, counters.
 
-use capgate::domain::id::LeadId;
+use capgate::domain::id::{BuyerId, LeadId};
+use capgate::domain::lease::WalkName;
+use capgate::domain::window::Window;
 use capgate::store::{Admission, EndReply, Refusal};
 use jiff::SignedDuration;
 
@@ -344,5 +346,77 @@ pub async fn f01_refund_after_the_window_leaves_nothing_negative<H: Harness>() {
         let answer = take_one(&*store, LeadId::generate(), &wanted).await;
         assert_eq!(answer.is_ok(), round < 5, "the next window grants exactly 5");
     }
+    h.stop().await;
+}
+
+/// A gateway that only seemed dead and the walk that recovery began: one of them has the lease, the other one skips the buyer.
+pub async fn p4_a_lease_belongs_to_the_walk_that_took_it<H: Harness>() {
+    let h = H::start().await;
+    let store = h.store();
+    begin_lives(&*store).await;
+    let window = running_window(store.now());
+    let (who, next) = (buyer("sunco"), buyer("helio"));
+    seed(&*store, &who, &[("day", window, 0)]).await;
+    let of = |walk: WalkName, whom: &BuyerId, demands| {
+        let mut wanted = candidate(whom, demands);
+        wanted.about.walk = walk;
+        wanted
+    };
+    let (ours, other, lead) = (WalkName::generate(), WalkName::generate(), LeadId::generate());
+    let demands = vec![demand("day", window, 5)];
+    let first = take(&*store, lead, vec![of(ours, &who, demands.clone())]);
+    assert_eq!(store.take(&first).await.unwrap().taken, Some(0));
+    let second = take(&*store, lead, vec![of(other, &who, demands.clone()), of(other, &next, vec![])]);
+    for _ in 0..2 {
+        let reply = store.take(&second).await.unwrap();
+        assert_eq!((reply.taken, reply.refused), (Some(1), vec![(0, Refusal::Underway)]), "the other walk goes on");
+        assert_eq!(store.take(&first).await.unwrap().taken, Some(0), "a repeat of the same walk finds its lease");
+    }
+    assert_eq!(used(&*store, &who, "day", window).await, Some(1));
+    // What is gathered from open leases names the walk, so that it stays known wherever they are restated.
+    let open = store.open_leases(start_mark(&*store, "sunco").partition, 10).await.unwrap();
+    assert_eq!(
+        open.iter().filter(|lease| lease.key.buyer == who).map(|lease| lease.about.walk).collect::<Vec<_>>(),
+        [ours]
+    );
+    h.stop().await;
+}
+
+/// The buyer's zone was changed in mid-window: what has counted until now counts on to its end, and there the next window
+/// starts at 0. A gateway that knows nothing of the old zone learns it from the store.
+pub async fn f33_a_window_that_overlaps_the_running_one_adds_no_room<H: Harness>() {
+    let h = H::start().await;
+    let store = h.store();
+    begin_lives(&*store).await;
+    let who = buyer("sunco");
+    let running = ending_window(store.now(), std::time::Duration::from_millis(2500));
+    let (start, end) = (running.start, running.end.unwrap());
+    let overlapping = [
+        // Begun later, begun earlier, and the same start with another end.
+        Window { start: start + SignedDuration::from_mins(30), end: Some(end + SignedDuration::from_hours(1)) },
+        Window { start: start - SignedDuration::from_mins(30), end: Some(end + SignedDuration::from_hours(1)) },
+        Window { start, end: Some(end + SignedDuration::from_hours(1)) },
+    ];
+    assert_eq!(store.newest_windows(&who, &[cap("day"), cap("hour")]).await, Ok(vec![None, None]));
+    seed(&*store, &who, &[("day", running, 0)]).await;
+    let wanted = |window| candidate(&who, vec![demand("day", window, 1)]);
+    assert_eq!(take_one(&*store, LeadId::generate(), &wanted(running)).await, Ok(()));
+    let other = Refusal::OtherWindow { cap: cap("day"), window: running };
+    for window in overlapping {
+        assert_eq!(take_one(&*store, LeadId::generate(), &wanted(window)).await, Err(other.clone()), "{window:?}");
+    }
+    assert_eq!(store.newest_windows(&who, &[cap("day"), cap("hour")]).await, Ok(vec![Some(running), None]));
+    let full = Err(Refusal::Full { cap: cap("day"), used: 1 });
+    assert_eq!(take_one(&*store, LeadId::generate(), &wanted(running)).await, full);
+    eventually("the window is over", || async { store.now() > end }).await;
+    for window in &overlapping[..2] {
+        assert_eq!(take_one(&*store, LeadId::generate(), &wanted(*window)).await, Err(other.clone()), "still overlaps");
+    }
+    let next = Window { start: end, end: overlapping[0].end };
+    assert_eq!(take_one(&*store, LeadId::generate(), &wanted(next)).await, Ok(()), "starts at 0");
+    assert_eq!(take_one(&*store, LeadId::generate(), &wanted(next)).await, full);
+    let other = Refusal::OtherWindow { cap: cap("day"), window: next };
+    assert_eq!(take_one(&*store, LeadId::generate(), &wanted(overlapping[0])).await, Err(other));
+    assert_eq!(store.newest_windows(&who, &[cap("day")]).await, Ok(vec![Some(next)]));
     h.stop().await;
 }

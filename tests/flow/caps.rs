@@ -1,0 +1,285 @@
+//! Full caps, lowered limits, newer routings and overdue leads: what stands between a buyer and one lead too many.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use capgate::cli::stub_buyer::StubBuyer;
+use serde_json::Value;
+
+use crate::headline::behaviours;
+use crate::support::{Answer, BuyerLine, Gateway, Place, client, get, lead, post_until_taken, routing, until};
+
+async fn verdict(gateway: &Gateway, key: &str, number: u32) -> Answer {
+    let mut answer = post_until_taken(&client(), gateway.intake, key, &lead(number)).await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    // On a slow machine the verdict may come after the answer.
+    let path = format!("/v1/leads/{}", answer.lead());
+    until("the verdict", Duration::from_secs(20), async || {
+        if answer.text("status") == "pending" {
+            answer = get(&client(), gateway.intake, &path).await;
+        }
+        answer.text("status") != "pending"
+    })
+    .await;
+    answer
+}
+
+/// What became of a lead: its status, or why it was not sold.
+async fn told(gateway: &Gateway, key: &str, number: u32) -> String {
+    let answer = verdict(gateway, key, number).await;
+    if answer.text("status") == "unsold" { answer.text("reason") } else { answer.text("status") }
+}
+
+async fn metric(gateway: &Gateway, series: &str) -> f64 {
+    let page = String::from_utf8_lossy(&get(&client(), gateway.admin, "/metrics").await.bytes).into_owned();
+    let value = page.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok());
+    value.unwrap_or_else(|| panic!("{series} is not on the page"))
+}
+
+async fn takes(gateway: &Gateway) -> f64 {
+    metric(gateway, "capgate_lease_duration_seconds_count").await
+}
+
+const FULL_BUYERS: usize = 40;
+
+/// Forty full buyers stand before the open one: the first lead meets them in the store, the ones after it in memory.
+async fn many_full_buyers(place: Place) {
+    let stub = StubBuyer::on_loopback(Vec::new(), 1).await.expect("a stub buyer");
+    let ids: Vec<String> = (0..FULL_BUYERS).map(|number| format!("full{number}")).collect();
+    let closed = "[[buyer.cap]]\nwindow = \"day\"\nleads = 0";
+    let mut lines: Vec<BuyerLine<'_>> =
+        ids.iter().map(|id| BuyerLine { id, url: stub.url("/full"), more: closed, price: "10.00" }).collect();
+    lines.push(BuyerLine { id: "open", url: stub.url("/open"), more: "", price: "10.00" });
+    place.write_routing(&routing(&lines));
+    let gateway = place.start("").await;
+    assert_eq!(told(&gateway, "first", 0).await, "sold");
+    // Whether a lead comes within the short memory is up to the machine: of some, one does. The last full buyer is remembered
+    // only by a walk that has come past all others.
+    let last = format!("capgate_lease_total{{buyer=\"full{}\",result=\"remembered_full\"}}", FULL_BUYERS - 1);
+    let mut number = 0;
+    let explained = loop {
+        number += 1;
+        assert!(number < 50, "no lead met the memory");
+        let (first, second) = (format!("a{number}"), format!("b{number}"));
+        verdict(&gateway, &first, number * 10).await;
+        let answer = verdict(&gateway, &second, number * 10 + 1).await;
+        if metric(&gateway, &last).await >= 1.0 {
+            break answer;
+        }
+    };
+    assert_eq!(explained.text("status"), "sold");
+    let path = format!("/v1/leads/{}", explained.lead());
+    let mut notes = Vec::new();
+    until("the books have the lead", Duration::from_secs(20), async || {
+        let found = get(&client(), gateway.admin, &path).await.json();
+        notes = found["explanation"]["candidates"].as_array().cloned().unwrap_or_default();
+        !notes.is_empty()
+    })
+    .await;
+    let full =
+        |note: &&Value| note["check"] == "cap" && note["values"]["limit"] == "0" && note["values"]["used"] == "0";
+    assert_eq!(notes.iter().filter(full).count(), FULL_BUYERS, "P10: {notes:?}");
+    // One take comes with each admission; forty full buyers cost a fresh walk three more, and a walk that remembers none.
+    let (leads, takes) = (f64::from(number * 2 + 1), takes(&gateway).await);
+    assert!(takes < leads * 3.0, "{takes} takes for {leads} leads");
+    assert_eq!(stub.stats("/full").received, 0);
+    gateway.app.shut_down().await;
+    place.backing.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn f16_many_full_buyers_cost_no_round_trip_per_lead_embedded() {
+    many_full_buyers(Place::embedded()).await;
+}
+
+/// The unit comes back through this very gateway: the next lead gets it, memory or not.
+#[tokio::test(flavor = "multi_thread")]
+async fn f16_a_unit_that_came_back_here_is_seen_at_once() {
+    let place = Place::embedded();
+    let stub = StubBuyer::on_loopback(behaviours(&["/slow=delay:700:decline"]), 1).await.expect("a stub buyer");
+    let more = "timeout_ms = 10000\n[[buyer.cap]]\nwindow = \"day\"\nleads = 1";
+    place.write_routing(&routing(&[BuyerLine { id: "one", url: stub.url("/slow"), more, price: "10.00" }]));
+    let gateway = place.start("").await;
+    assert_eq!(told(&gateway, "warm-up", 0).await, "declined");
+    for round in 1..4_u32 {
+        let holder = async { told(&gateway, &format!("holder{round}"), round * 100).await };
+        let others = async {
+            until("the holder is at the buyer", Duration::from_secs(20), async || {
+                stub.stats("/slow").received == u64::from(round * 2)
+            })
+            .await;
+            // While one lead holds the unit, the buyer is full, and soon remembered as full.
+            told(&gateway, &format!("full{round}"), round * 100 + 1).await
+        };
+        assert_eq!(tokio::join!(holder, others), ("declined".into(), "capped".into()));
+        assert_eq!(told(&gateway, &format!("next{round}"), round * 100 + 2).await, "declined", "it was asked at once");
+    }
+    gateway.app.shut_down().await;
+}
+
+/// One lead whose row nobody can read must not keep the others from their verdict.
+#[tokio::test(flavor = "multi_thread")]
+async fn p5_a_lead_that_recovery_cannot_finish_stops_no_other() {
+    use sqlx::Connection;
+    let place = Place::embedded();
+    let stub = StubBuyer::on_loopback(Vec::new(), 1).await.expect("a stub buyer");
+    place.write_routing(&routing(&[BuyerLine { id: "b", url: stub.url("/b"), more: "", price: "10.00" }]));
+    let gateway = place.start("").await;
+    assert_eq!(told(&gateway, "k0", 0).await, "sold");
+    let inner = &gateway.app.gateway;
+    let mut leads = Vec::new();
+    for _ in 0..6 {
+        let id = capgate::domain::id::LeadId::generate();
+        let now = inner.store.now();
+        let admit = capgate::store::Admit {
+            event: capgate::domain::event::Received {
+                lead: id,
+                publisher: capgate::domain::id::PublisherId::new("acme").expect("an id"),
+                campaign: capgate::domain::id::CampaignId::new("solar").expect("an id"),
+                received_at_us: now.as_microsecond(),
+                test: false,
+                payload: lead(1),
+                claim: None,
+            },
+            // Time enough to spoil rows before recovery looks.
+            deadline: now + Duration::from_secs(4),
+            not_after: now + Duration::from_secs(4),
+            retention: Duration::from_hours(1),
+        };
+        assert_eq!(inner.store.admit(&admit).await, Ok(capgate::store::Admission::New));
+        leads.push(id);
+    }
+    let books = place.ledger().await;
+    for id in &leads {
+        until("the lead is in the books", Duration::from_secs(4), async || {
+            matches!(books.lead(*id).await, Ok(Some(_)))
+        })
+        .await;
+    }
+    let mut raw = sqlx::SqliteConnection::connect(&place.backing.ledger_url).await.expect("the file opens");
+    for id in &leads[..3] {
+        let bytes = uuid::Uuid::parse_str(&id.to_string()).expect("a uuid").into_bytes();
+        let spoilt = sqlx::query("UPDATE leads SET publisher_id = '' WHERE lead_id = ?")
+            .bind(bytes.to_vec())
+            .execute(&mut raw)
+            .await
+            .expect("the row is spoilt");
+        assert_eq!(spoilt.rows_affected(), 1);
+    }
+    for id in &leads[3..] {
+        crate::support::closed(&books, *id).await;
+    }
+    until("the failures are counted", Duration::from_secs(20), async || {
+        metric(&gateway, "capgate_recovery_failed_total").await >= 3.0
+    })
+    .await;
+    gateway.app.shut_down().await;
+    books.shut_down().await;
+}
+
+#[cfg(feature = "server-tests")]
+mod servers {
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn f16_many_full_buyers_cost_no_round_trip_per_lead_on_servers() {
+        many_full_buyers(Place::servers().await).await;
+    }
+
+    /// A second gateway on the same servers, with a routing file of its own.
+    fn beside(place: &Place) -> Place {
+        Place { dir: tempfile::tempdir().expect("a temporary folder"), backing: place.backing.clone() }
+    }
+
+    fn capped(stub: &StubBuyer, path: &str, version: u64, leads: u32) -> String {
+        let more = format!("timeout_ms = 10000\n[[buyer.cap]]\nwindow = \"day\"\nleads = {leads}");
+        let mut text = format!("version = {version}\n");
+        let _ =
+            write!(text, "{}", routing(&[BuyerLine { id: "sunco", url: stub.url(path), more: &more, price: "10.00" }]));
+        text
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn f16_a_unit_that_came_back_elsewhere_is_seen_when_the_memory_fades() {
+        let place = Place::servers().await;
+        let other = beside(&place);
+        let stub = StubBuyer::on_loopback(behaviours(&["/slow=delay:1500:decline"]), 1).await.expect("a stub buyer");
+        for one in [&place, &other] {
+            one.write_routing(&capped(&stub, "/slow", 1, 1));
+        }
+        let (here, there) = (place.start("").await, other.start("").await);
+        let holder = async {
+            let answer = told(&there, "holder", 1).await;
+            (answer, std::time::Instant::now())
+        };
+        let asker = async {
+            until("the holder is at the buyer", Duration::from_secs(20), async || stub.stats("/slow").received == 1)
+                .await;
+            let mut number = 10;
+            let mut capped = 0;
+            while stub.stats("/slow").received == 1 {
+                number += 1;
+                assert!(number < 3_000, "the unit was never seen");
+                let answer = post_until_taken(&client(), here.intake, &format!("k{number}"), &lead(number)).await;
+                capped += u32::from(answer.text("reason") == "capped");
+            }
+            (capped, std::time::Instant::now())
+        };
+        let ((answer, came_back), (capped, seen)) = tokio::join!(holder, asker);
+        assert_eq!(answer, "declined");
+        assert!(capped > 2, "the buyer was full for a while: {capped}");
+        // The memory's 200 ms, and a slow machine's time for one POST.
+        assert!(seen < came_back + Duration::from_millis(200 + 1_500), "seen {:?} later", seen - came_back);
+        let remembered = metric(&here, "capgate_lease_total{buyer=\"sunco\",result=\"remembered_full\"}").await;
+        assert!(remembered >= 1.0);
+        here.app.shut_down().await;
+        there.app.shut_down().await;
+        place.backing.clean().await;
+    }
+
+    /// A limit is lowered, and one gateway knows it first: from its first take on nobody grants by the higher one. A gateway
+    /// whose file has the newer version reads it at once, one whose file does not skips the buyer.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn f86_no_grant_above_a_lowered_limit_once_it_was_used_anywhere() {
+        let place = Place::servers().await;
+        let other = beside(&place);
+        let stub = StubBuyer::on_loopback(Vec::new(), 1).await.expect("a stub buyer");
+        for one in [&place, &other] {
+            one.write_routing(&capped(&stub, "/b", 1, 10));
+        }
+        let (first, second) = (place.start("").await, other.start("").await);
+        for (number, gateway) in (0..3).zip([&first, &second, &first]) {
+            assert_eq!(told(gateway, &format!("k{number}"), number).await, "sold");
+        }
+        let reload = async |gateway: &Gateway| {
+            let url = format!("http://{}/v1/reload", gateway.admin);
+            let answer = client().post(url).send().await.expect("an answer");
+            assert_eq!(answer.status().as_u16(), 200);
+        };
+        place.write_routing(&capped(&stub, "/b", 2, 3));
+        reload(&first).await;
+        assert_eq!(told(&first, "k3", 3).await, "capped");
+        assert_eq!(told(&second, "k4", 4).await, "unavailable", "its file does not have the newer routing");
+        other.write_routing(&capped(&stub, "/b", 2, 3));
+        // A file that did not have it is not read again at once.
+        tokio::time::sleep(Duration::from_millis(600)).await;
+        assert_eq!(told(&second, "k5", 5).await, "capped", "read at once");
+        assert_eq!(second.app.gateway.routing().version(), 2);
+        // What it remembers of the full buyer has faded.
+        tokio::time::sleep(Duration::from_millis(250)).await;
+        // Raised again: the older gateway takes the buyer's new limit for the very lead that met it.
+        for one in [&place, &other] {
+            one.write_routing(&capped(&stub, "/b", 3, 5));
+        }
+        reload(&first).await;
+        assert_eq!(told(&first, "k6", 6).await, "sold");
+        assert_eq!(told(&second, "k7", 7).await, "sold");
+        assert_eq!(second.app.gateway.routing().version(), 3);
+        assert_eq!(told(&first, "k8", 8).await, "capped");
+        assert_eq!(told(&second, "k9", 9).await, "capped");
+        assert_eq!(stub.stats("/b").accepted, 5);
+        first.app.shut_down().await;
+        second.app.shut_down().await;
+        place.backing.clean().await;
+    }
+}
