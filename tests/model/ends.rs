@@ -83,7 +83,7 @@ impl<B: Bench> Walk<B> {
             (EndReply::Done, Verb::Refund) => "refunded",
             (EndReply::Done, Verb::Doubt) => "doubted",
             (EndReply::Done, Verb::Expire) => "expired",
-            (EndReply::Late { was: EndMark::Refunded }, _) => "late yes after a refund",
+            (EndReply::Late { was: EndMark::Refunded, .. }, _) => "late yes after a refund",
             (EndReply::Late { .. }, Verb::Commit) => "doubt ended by a yes",
             (EndReply::Late { .. }, _) => "doubt ended by a no",
             (EndReply::Already(_), _) => "already",

@@ -66,6 +66,8 @@ impl<B: Bench> Walk<B> {
                 Refusal::Stale { .. } => "stale",
                 Refusal::Ended(_) => "ended",
                 Refusal::NewLife => panic!("no life has ended"),
+                Refusal::OtherWindow { .. } => panic!("no zone has changed"),
+                Refusal::Underway => panic!("each lead has one walk"),
             });
         }
         if let Some(index) = reply.taken {
