@@ -64,6 +64,7 @@ macro_rules! store_contract {
             money_caps_never_pass_their_limit_by_a_fraction,
             f15_large_numbers_stay_exact,
             caps_with_odd_names_stay_apart,
+            f30_crossed_ids_stay_apart,
             f08_window_that_is_not_now_is_refused,
             unseeded_counter_is_closed_until_seeded,
             seed_never_touches_a_counter_that_is_there,

@@ -32,3 +32,5 @@ mod resolve;
 #[allow(dead_code, reason = "only a cluster's nodes are started here")]
 #[path = "../support/server.rs"]
 mod server;
+#[cfg(feature = "server-tests")]
+mod soak;
