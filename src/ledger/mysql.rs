@@ -17,8 +17,10 @@ use super::sql::session::{
 use super::{LedgerError, MigrationStep};
 use crate::domain::routing::Secret;
 
-const MIGRATIONS: &[schema::Source] =
-    &[schema::Source { version: 1, description: "books", sql: include_str!("../../migrations/mysql/0001_books.sql") }];
+const MIGRATIONS: &[schema::Source] = &[
+    schema::Source { version: 1, description: "books", sql: include_str!("../../migrations/mysql/0001_books.sql") },
+    schema::Source { version: 2, description: "lives", sql: include_str!("../../migrations/mysql/0002_lives.sql") },
+];
 
 /// Strict mode refuses what it would otherwise bend (F73). READ COMMITTED, because under the default the first read of a
 /// transaction fixes what all its reads see, and a settler must see rows that another one committed while it waited. A
@@ -114,6 +116,7 @@ impl Database for MysqlDatabase {
                 "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ",
                 "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY",
             ],
+            now: "UTC_TIMESTAMP(6)",
             skip_locked: " FOR UPDATE SKIP LOCKED",
             is_mysql: true,
             placeholders_max: 65_535,

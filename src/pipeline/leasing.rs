@@ -194,7 +194,7 @@ impl Walk<'_> {
             *cures += 1;
         }
         if must_open {
-            self.gateway.open_partitions().await;
+            self.gateway.open_partitions_for_take().await;
         }
         for index in unseeded {
             self.gateway.seed(&self.campaign.campaign().offers[index].buyer).await;

@@ -292,6 +292,12 @@ pub struct StoreMetrics {
     pub lease_duration: Histogram,
     /// What was finished for dead gateways.
     pub recovered: CounterOf<Recovered>,
+    /// Partitions that got a new life because their data proved nothing.
+    pub new_lives: Counter,
+    /// Partitions that grant nothing.
+    pub partitions_closed: Gauge,
+    /// What this process holds until it is settled.
+    pub held_bytes: Gauge,
 }
 
 impl StoreMetrics {
@@ -303,6 +309,9 @@ impl StoreMetrics {
             leases_open: registry.gauge(&names::LEASES_OPEN, &[]),
             lease_duration: registry.histogram(&names::LEASE_DURATION, &[]),
             recovered: CounterOf::new(registry, &names::RECOVERED, &[], "kind", Recovered::words()),
+            new_lives: registry.counter(&names::NEW_LIFE, &[]),
+            partitions_closed: registry.gauge(&names::PARTITIONS_CLOSED, &[]),
+            held_bytes: registry.gauge(&names::HELD_BYTES, &[]),
         }
     }
 }

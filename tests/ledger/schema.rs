@@ -19,6 +19,8 @@ async fn start_over(books: &Books) {
         "dead_letters",
         "reconcile_differences",
         "paused_buyers",
+        "lives",
+        "gateways",
     ] {
         books.raw.run(&format!("DROP TABLE IF EXISTS {table}")).await;
     }

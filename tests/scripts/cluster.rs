@@ -10,8 +10,8 @@ use jiff::SignedDuration;
 use crate::redis_support::{Raw, connect, fresh_prefix};
 use crate::server::Server;
 use crate::support::{
-    Verb, admit, begin_lives, buyer, candidate, claim, close, demand, end, publisher, running_window, seed, start_mark,
-    take, total_window, used,
+    Verb, admit, begin, begin_lives, buyer, candidate, claim, close, demand, end, publisher, running_window, seed,
+    start_mark, take, total_window, used,
 };
 
 async fn two_nodes() -> [Server; 2] {
@@ -96,7 +96,7 @@ async fn f26_the_whole_walk_stays_in_one_slot_per_step() {
         entries += store.read_journal(&mark, 100).await.unwrap().len();
         mark.entry = store.journal_tip(partition).await.unwrap();
         store.trim_journal(&mark).await.unwrap();
-        assert_eq!(store.begin_life(partition, capgate::domain::event::Life(2)).await.unwrap().0, 2);
+        assert_eq!(begin(&store, partition, capgate::domain::event::Life(2)).await.0, 2);
     }
     assert_eq!(entries, 3 + 3 + 3 + 1);
     let mut mark = start_mark(&store, last.buyer.as_str());

@@ -1,12 +1,13 @@
 //! Taking leases: one script call for all candidates on a single server, one per run of a partition on a cluster.
 
+use super::held::HeldLease;
 use super::keys::{escape, life_text};
-use super::record::{charges_text, end_text, parse_refusals, refusals_of_record};
+use super::record::{charges_text, end_text, parse_refusals, refusals_of_record, taken_at_of_record};
 use super::reply::{Call, Plain};
 use super::scripts::Verb;
 use super::{RedisStore, Reply, expires_at, millis, nth};
 use crate::domain::id::Partition;
-use crate::domain::lease::Demand;
+use crate::domain::lease::{Demand, LeaseKey};
 use crate::store::{StoreError, Take, TakeCandidate, TakeReply};
 
 /// Candidates in one script call: bounds the time the server is busy with it.
@@ -32,7 +33,7 @@ impl RedisStore {
         let mut refused = String::new();
         for candidates in &calls {
             let answer = self.client.run(Verb::Take, &self.take_call(take, candidates, &refused)?).await?;
-            let (reply, so_far) = read_reply(&answer.reply)?;
+            let (reply, so_far) = self.read_taken(take, &answer.reply)?;
             if reply.taken.is_some() || reply.too_late {
                 return Ok(reply);
             }
@@ -72,11 +73,35 @@ impl RedisStore {
         let records = self.client.plain(reads.collect()).await?;
         for ((index, _), record) in later.iter().zip(&records) {
             if let Some(record) = record.optional_text()? {
+                self.hold_lease(take, *index, taken_at_of_record(record).unwrap_or_default())?;
                 let refused = parse_refusals(refusals_of_record(record))?;
                 return Ok(Some(TakeReply { taken: Some(*index), refused, too_late: false }));
             }
         }
         Ok(None)
+    }
+
+    /// [`read_reply`]; a lease that is now open is held.
+    pub(super) fn read_taken(&self, take: &Take, reply: &Reply) -> Result<(TakeReply, String), StoreError> {
+        let (read, so_far) = read_reply(reply)?;
+        if let Some(index) = read.taken {
+            self.hold_lease(take, index, nth(reply.list()?, 3)?.int()?)?;
+        }
+        Ok((read, so_far))
+    }
+
+    fn hold_lease(&self, take: &Take, index: usize, taken_at_ms: i64) -> Result<(), StoreError> {
+        let candidate =
+            take.candidates.get(index).ok_or_else(|| StoreError::Bug("take names an unknown candidate".to_owned()))?;
+        let lease = HeldLease {
+            charges: candidate.demands.iter().map(|demand| demand.charge.clone()).collect(),
+            about: about_text(candidate)?,
+            taken_at_ms,
+            deadline_ms: taken_at_ms.saturating_add(millis(candidate.lease_for)),
+            gives_back: false,
+        };
+        self.held.taken(LeaseKey { lead: take.lead, buyer: candidate.buyer.clone() }, lease);
+        Ok(())
     }
 
     /// Keys and arguments of take.lua.
@@ -99,7 +124,7 @@ impl RedisStore {
                 self.keys.windows(*group),
                 self.keys.versions(*group),
             ]);
-            call.arg(life_text(self.known_life(*group)));
+            call.arg(life_text(self.joined_life(*group)));
         }
         for placed @ (index, candidate) in candidates {
             let home = self.home(placed);
@@ -126,10 +151,8 @@ impl RedisStore {
         let buyer = &candidate.buyer;
         call.keys.push(self.keys.end_mark(home, take.lead, buyer));
         call.keys.push(self.keys.leases(home, buyer));
-        let about = serde_json::to_vec(&candidate.about)
-            .map_err(|_| StoreError::Bug("an attempt cannot be written as JSON".to_owned()))?;
         call.number(index).number(group).arg(buyer.as_str().to_owned()).number(candidate.routing_version);
-        call.number(millis(candidate.lease_for)).arg(about);
+        call.number(millis(candidate.lease_for)).arg(about_text(candidate)?);
         call.arg(charges_text(candidate.demands.iter().map(|demand| &demand.charge)));
         call.number(candidate.demands.len());
         for demand in &candidate.demands {
@@ -143,6 +166,11 @@ impl RedisStore {
     }
 }
 
+fn about_text(candidate: &TakeCandidate) -> Result<String, StoreError> {
+    serde_json::to_string(&candidate.about)
+        .map_err(|_| StoreError::Bug("an attempt cannot be written as JSON".to_owned()))
+}
+
 /// The most that a counter may be before the charge; negative when the charge alone is above the limit, or when the limit is
 /// zero, which closes the cap also to what costs nothing. Never so much that the server's 64 bits could overflow.
 fn room_before(demand: &Demand) -> String {
@@ -154,7 +182,7 @@ fn room_before(demand: &Demand) -> String {
 }
 
 /// The reply, and the refusals as text for the next call.
-pub(super) fn read_reply(reply: &Reply) -> Result<(TakeReply, String), StoreError> {
+fn read_reply(reply: &Reply) -> Result<(TakeReply, String), StoreError> {
     let items = reply.list()?;
     let taken = match nth(items, 0)?.text()? {
         "" => None,
