@@ -25,6 +25,7 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
 const MIGRATIONS: &[schema::Source] = &[
     schema::Source { version: 1, description: "books", sql: include_str!("../../migrations/sqlite/0001_books.sql") },
+    schema::Source { version: 2, description: "lives", sql: include_str!("../../migrations/sqlite/0002_lives.sql") },
     schema::Source {
         version: 3,
         description: "usage begun",
@@ -36,6 +37,7 @@ const DIALECT: Dialect = Dialect {
     // A deferred transaction that read before it writes cannot wait for another writer; this one waits at its start.
     begin: "BEGIN IMMEDIATE",
     begin_snapshot: &["BEGIN"],
+    now: "(STRFTIME('%Y-%m-%d %H:%M:%f', 'now') || '000')",
     skip_locked: "",
     is_mysql: false,
     placeholders_max: 32_766,

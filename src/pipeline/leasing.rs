@@ -249,7 +249,7 @@ impl Walk<'_> {
     async fn cure(&mut self, cure: Cure) {
         match cure {
             Cure::AskAgain => {}
-            Cure::OpenPartitions => self.gateway.open_partitions().await,
+            Cure::OpenPartitions => self.gateway.open_partitions_for_take().await,
             Cure::Seed { index } => self.gateway.seed(&self.offer(index).buyer).await,
             Cure::CatchUp { index, newest } => self.catch_up(index, newest).await,
         }

@@ -111,6 +111,7 @@ macro_rules! store_contract {
             f66_events_stand_in_the_journal_when_the_call_answers,
             p8_nothing_is_granted_before_a_life,
             p8_older_life_than_the_stores_grants_nothing,
+            p3_keys_that_were_forgotten_come_back_from_the_books,
             appended_wakes_the_settler,
             health_counts_the_journal,
         );

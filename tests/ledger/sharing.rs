@@ -83,8 +83,11 @@ pub async fn a_new_life_starts_with_an_empty_mark(books: &Books) {
     let partition = Partition::of("acme", PARTITIONS);
     journal.append(&event);
     books.settle_all(&journal, 10).await;
-    assert!(books.ledger.raise_life(partition, Life(0), Life(3)).await.unwrap());
-    assert!(!books.ledger.raise_life(partition, Life(0), Life(4)).await.unwrap(), "the second gateway was first too");
+    assert!(books.ledger.raise_life(partition, Life(0), Life(3), "a").await.unwrap());
+    assert!(
+        !books.ledger.raise_life(partition, Life(0), Life(4), "b").await.unwrap(),
+        "the second gateway was first too"
+    );
     let marks = books.ledger.marks(PARTITIONS).await.unwrap();
     let mark = marks.iter().find(|mark| mark.partition == partition).unwrap();
     assert_eq!((mark.life, mark.entry), (Life(3), EntryId::default()));
