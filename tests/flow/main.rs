@@ -13,6 +13,8 @@ mod replies;
 mod bad_input;
 mod crash;
 mod headline;
+#[cfg(feature = "server-tests")]
+mod lives;
 mod operations;
 mod outcomes;
 mod reconcile;
@@ -21,3 +23,7 @@ mod reconcile;
 #[path = "../support/redis.rs"]
 mod redis_support;
 mod resolve;
+#[cfg(feature = "server-tests")]
+#[allow(dead_code, reason = "each test binary uses its own part")]
+#[path = "../support/server.rs"]
+mod server;
