@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use uuid::Uuid;
 
 use crate::domain::event::{ClaimKey, Life, Mark};
-use crate::domain::id::{LeadId, PublisherId};
+use crate::domain::id::{LeadId, Partition, PublisherId};
 
 /// Names one process of a gateway, for as long as it runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -77,6 +77,19 @@ pub struct LifeRow {
     pub server: String,
     /// How far it has come.
     pub stage: Stage,
+}
+
+/// A partition's way from one life to the next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Raise {
+    /// Whose.
+    pub partition: Partition,
+    /// The life that must still be in force.
+    pub from: Life,
+    /// The next one.
+    pub to: Life,
+    /// The server that it is raised for.
+    pub server: String,
 }
 
 /// A gateway's row.

@@ -36,7 +36,7 @@ mod sql;
 pub mod sqlite;
 mod windows;
 
-pub use lives::{BookedLead, GatewayId, LeadPlace, LifeRow, Peer, Stage};
+pub use lives::{BookedLead, GatewayId, LeadPlace, LifeRow, Peer, Raise, Stage};
 
 /// Why a ledger call gave no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -247,9 +247,9 @@ pub trait Ledger: Send + Sync + std::fmt::Debug {
     /// Every partition's life, in order; [`Ledger::marks`] has made sure of the rows.
     async fn lives(&self) -> Result<Vec<LifeRow>, LedgerError>;
 
-    /// Moves a partition to a new life with an empty mark, if it is still in life `from`: on the server named, and only
-    /// [`Stage::Raised`] yet. False when someone else was first.
-    async fn raise_life(&self, partition: Partition, from: Life, to: Life, server: &str) -> Result<bool, LedgerError>;
+    /// Moves partitions to new lives with empty marks, those that are still in the life named: on the server named, and only
+    /// [`Stage::Raised`] yet. Answers which: for the others someone else was first.
+    async fn raise_lives(&self, raises: &[Raise]) -> Result<Vec<Partition>, LedgerError>;
 
     /// Writes down how far these lives have come; a life that is no longer its partition's is left alone.
     async fn set_stage(&self, lives: &[(Partition, Life)], stage: Stage) -> Result<(), LedgerError>;

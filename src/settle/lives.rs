@@ -42,7 +42,7 @@ use crate::app::Gateway;
 use crate::domain::event::{EntryId, Life, Mark};
 use crate::domain::id::Partition;
 use crate::domain::lease::LeaseKey;
-use crate::ledger::{GatewayId, LeadPlace, LifeRow, Peer, SettleError, Stage};
+use crate::ledger::{GatewayId, LeadPlace, LifeRow, Peer, Raise, SettleError, Stage};
 use crate::status::shown;
 use crate::store::{BeginReply, ReadBack, Standing};
 
@@ -352,34 +352,15 @@ impl Lives {
 
 /// Raises and begins lives where the data proves nothing.
 async fn begin(gateway: &Gateway, found: &mut [Found]) -> Result<(), SettleError> {
+    raise(gateway, found).await?;
     let mut begun = Vec::new();
-    let mut raised = 0_u64;
-    for found in found.iter_mut() {
+    for found in found.iter().filter(|found| found.step == Step::Begin) {
         let Mark { partition, life, .. } = found.row.mark;
-        let server = found.standing.server.clone();
-        if let Step::Raise(to) = found.step {
-            if !gateway.ledger.raise_life(partition, life, to, &server).await? {
-                // Somebody else was first: the next look sees what it decided.
-                continue;
-            }
-            raised += u64::from(life.0 > 0);
-            let mark = Mark { partition, life: to, entry: EntryId::default() };
-            found.row = LifeRow { mark, server: server.clone(), stage: Stage::Raised };
-            found.step = Step::Begin;
-        }
-        if found.step != Step::Begin {
-            continue;
-        }
-        let life = found.row.mark.life;
-        match gateway.store.begin_life(partition, life, &server).await? {
+        match gateway.store.begin_life(partition, life, &found.standing.server).await? {
             BeginReply::Life(in_force) if in_force == life => begun.push((partition, life)),
             // It has changed again.
             BeginReply::Life(_) | BeginReply::Elsewhere => {}
         }
-    }
-    if raised > 0 {
-        gateway.telemetry.store.new_lives.increment(raised);
-        tracing::warn!(partitions = raised, "the store's data is not what the books know: new life");
     }
     if !begun.is_empty() {
         gateway.ledger.set_stage(&begun, Stage::Begun).await?;
@@ -388,6 +369,35 @@ async fn begin(gateway: &Gateway, found: &mut [Found]) -> Result<(), SettleError
             found.standing = gateway.store.standing(found.row.mark.partition).await?;
             found.step = decide(&found.row, &found.standing);
         }
+    }
+    Ok(())
+}
+
+/// Where somebody else was first, the next look sees what it decided.
+async fn raise(gateway: &Gateway, found: &mut [Found]) -> Result<(), SettleError> {
+    let raise = |found: &Found| match found.step {
+        Step::Raise(to) => {
+            let Mark { partition, life: from, .. } = found.row.mark;
+            Some(Raise { partition, from, to, server: found.standing.server.clone() })
+        }
+        Step::Work | Step::Rebuild | Step::Begin | Step::Elsewhere => None,
+    };
+    let raises: Vec<Raise> = found.iter().filter_map(raise).collect();
+    if raises.is_empty() {
+        return Ok(());
+    }
+    let raised = gateway.ledger.raise_lives(&raises).await?;
+    for Raise { partition, to, server, .. } in raises.iter().filter(|raise| raised.contains(&raise.partition)) {
+        for found in found.iter_mut().filter(|found| found.row.mark.partition == *partition) {
+            let mark = Mark { partition: *partition, life: *to, entry: EntryId::default() };
+            found.row = LifeRow { mark, server: server.clone(), stage: Stage::Raised };
+            found.step = Step::Begin;
+        }
+    }
+    let lost = raises.iter().filter(|raise| raise.from.0 > 0 && raised.contains(&raise.partition)).count() as u64;
+    if lost > 0 {
+        gateway.telemetry.store.new_lives.increment(lost);
+        tracing::warn!(partitions = lost, "the store's data is not what the books know: new life");
     }
     Ok(())
 }

@@ -75,6 +75,7 @@ async fn f26_the_whole_walk_stays_in_one_slot_per_step() {
         entries += store.read_journal(&mark, 100).await.unwrap().len();
         mark.entry = store.journal_tip(partition).await.unwrap();
         store.trim_journal(&mark).await.unwrap();
+        store.let_go(&[mark]);
         assert_eq!(begin(&store, partition, capgate::domain::event::Life(2)).await.0, 2);
     }
     assert_eq!(entries, 3 + 3 + 3 + 1);

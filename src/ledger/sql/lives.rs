@@ -13,7 +13,7 @@ use crate::domain::event::{ClaimKey, EntryId, Life, Mark};
 use crate::domain::id::{BuyerId, Partition, PublisherId};
 use crate::domain::lease::LeaseKey;
 use crate::domain::outcome::LeadStatus;
-use crate::ledger::{BookedLead, GatewayId, LeadPlace, LifeRow, Peer, Stage};
+use crate::ledger::{BookedLead, GatewayId, LeadPlace, LifeRow, Peer, Raise, Stage};
 
 /// A row that nobody has written for so long belongs to a process that is gone.
 const FORGOTTEN_AFTER: Duration = Duration::from_hours(1);
@@ -39,26 +39,22 @@ impl<D: Database> SqlLedger<D> {
         rows.into_iter().map(read).collect()
     }
 
-    pub(super) async fn raise(
-        &self,
-        partition: Partition,
-        from: Life,
-        to: Life,
-        server: &str,
-    ) -> Result<bool, DbError> {
+    pub(super) async fn raise(&self, raises: &[Raise]) -> Result<Vec<Partition>, DbError> {
         let dialect = self.database.dialect();
-        let (from, to) = (number(from)?, number(to)?);
-        let partition = Value::from(i64::from(partition.0));
+        let end = dialect.upsert("partition_id", &[Set::New("life"), Set::New("server"), Set::New("stage")]);
+        let insert = format!("INSERT INTO lives (partition_id, life, server, stage) VALUES (?, ?, ?, ?){end}");
         let mut session = self.database.writer().await?;
         session.run(dialect.begin).await?;
-        let sql =
-            "UPDATE settlement_marks SET life = ?, entry_ms = 0, entry_seq = 0 WHERE partition_id = ? AND life = ?";
-        let raised = session.execute(sql.into(), vec![to.clone(), partition.clone(), from]).await? == 1;
-        if raised {
-            let end = dialect.upsert("partition_id", &[Set::New("life"), Set::New("server"), Set::New("stage")]);
-            let sql = format!("INSERT INTO lives (partition_id, life, server, stage) VALUES (?, ?, ?, ?){end}");
-            let args = vec![partition, to, server.into(), Stage::Raised.as_str().into()];
-            session.execute(sql.into(), args).await?;
+        let mut raised = Vec::new();
+        for Raise { partition, from, to, server } in raises {
+            let (id, to) = (Value::from(i64::from(partition.0)), number(*to)?);
+            let sql =
+                "UPDATE settlement_marks SET life = ?, entry_ms = 0, entry_seq = 0 WHERE partition_id = ? AND life = ?";
+            if session.execute(sql.into(), vec![to.clone(), id.clone(), number(*from)?]).await? == 1 {
+                let args = vec![id, to, server.as_str().into(), Stage::Raised.as_str().into()];
+                session.execute(insert.clone().into(), args).await?;
+                raised.push(*partition);
+            }
         }
         session.run("COMMIT").await?;
         session.release();

@@ -9,8 +9,8 @@ use jiff::Timestamp;
 use super::audit::{Audit, Period, Progress};
 use super::{
     BookedLead, CountedAttempt, DeadLetterRow, DifferenceRow, DoubtPlace, DoubtRow, GatewayId, JournalSource,
-    LeadDetail, LeadPlace, LeadRow, Ledger, LedgerError, LifeRow, MigrationStep, Peer, Replayed, SettleError, Settled,
-    Stage, Totals, UsageRow,
+    LeadDetail, LeadPlace, LeadRow, Ledger, LedgerError, LifeRow, MigrationStep, Peer, Raise, Replayed, SettleError,
+    Settled, Stage, Totals, UsageRow,
 };
 use crate::domain::event::{Life, Mark};
 use crate::domain::id::{BuyerId, LeadId, Partition, PublisherId};
@@ -133,8 +133,8 @@ impl<D: Database> Ledger for SqlLedger<D> {
         Ok(self.read_lives().await?)
     }
 
-    async fn raise_life(&self, partition: Partition, from: Life, to: Life, server: &str) -> Result<bool, LedgerError> {
-        Ok(self.raise(partition, from, to, server).await?)
+    async fn raise_lives(&self, raises: &[Raise]) -> Result<Vec<Partition>, LedgerError> {
+        Ok(self.raise(raises).await?)
     }
 
     async fn set_stage(&self, lives: &[(Partition, Life)], stage: Stage) -> Result<(), LedgerError> {
