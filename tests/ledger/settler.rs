@@ -117,6 +117,9 @@ impl Store for Journals {
     async fn counters(&self, _: &[CounterKey]) -> Result<Vec<Option<u64>>, StoreError> {
         unreachable!("settlement does not ask for this")
     }
+    async fn newest_windows(&self, _: &BuyerId, _: &[CapId]) -> Result<Vec<Option<Window>>, StoreError> {
+        unreachable!("settlement does not ask for this")
+    }
     async fn overdue_leases(&self, _: Partition, _: usize) -> Result<Vec<OpenLease>, StoreError> {
         unreachable!("settlement does not ask for this")
     }

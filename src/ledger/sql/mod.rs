@@ -7,11 +7,12 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 
 use super::{
-    CountedAttempt, DifferenceRow, DoubtPlace, DoubtRow, JournalSource, LeadDetail, LeadRow, Ledger, LedgerError,
-    MigrationStep, SettleError, Settled, Totals, UsageRow,
+    AttemptPlace, CountedAttempt, CountedSum, DifferenceRow, DoubtRow, JournalSource, LeadDetail, LeadRow, Ledger,
+    LedgerError, MigrationStep, SettleError, Settled, Totals, UsageRow,
 };
 use crate::domain::event::{EntryId, Life, Mark};
 use crate::domain::id::{BuyerId, LeadId, Partition, PublisherId};
+use crate::domain::window::Window;
 use crate::store::CounterKey;
 use session::{Database, DbError, Session, Value};
 
@@ -139,13 +140,24 @@ impl<D: Database> Ledger for SqlLedger<D> {
         Ok(self.read_all_usage(since).await?)
     }
 
+    async fn counted_sum(
+        &self,
+        buyer: &BuyerId,
+        span: &Window,
+        publisher: Option<&PublisherId>,
+    ) -> Result<CountedSum, LedgerError> {
+        Ok(self.read_counted_sum(buyer, span, publisher).await?)
+    }
+
     async fn counted_attempts(
         &self,
         buyer: &BuyerId,
-        start: Timestamp,
-        end: Option<Timestamp>,
+        span: &Window,
+        after: Option<&AttemptPlace>,
+        count_max: usize,
+        wants_payload: bool,
     ) -> Result<Vec<CountedAttempt>, LedgerError> {
-        Ok(self.read_counted_attempts(buyer, start, end).await?)
+        self.read_counted_attempts(buyer, span, after, count_max, wants_payload).await
     }
 
     async fn begin_usage(&self, rows: &[(CounterKey, u64)]) -> Result<(), LedgerError> {
@@ -182,7 +194,7 @@ impl<D: Database> Ledger for SqlLedger<D> {
     async fn doubts(
         &self,
         buyer: &BuyerId,
-        after: Option<&DoubtPlace>,
+        after: Option<&AttemptPlace>,
         count_max: usize,
     ) -> Result<Vec<DoubtRow>, LedgerError> {
         Ok(self.read_doubts(buyer, after, count_max).await?)
