@@ -7,6 +7,7 @@ pub mod check;
 pub mod demo;
 mod explain;
 pub mod key;
+mod ledger;
 mod migrate;
 mod reconcile;
 mod resolve;
@@ -71,6 +72,9 @@ enum Command {
     Caps(caps::CapsArgs),
     /// Compare counters and books, and repair the counters that differ
     Reconcile(reconcile::ReconcileArgs),
+    /// Ask the books themselves, without a gateway
+    #[command(subcommand)]
+    Ledger(ledger::LedgerCommand),
     /// Show everything about one lead: candidates, attempts, verdict, entries
     Explain(explain::ExplainArgs),
     /// End attempts that are in doubt: the unit is kept and the sale booked, or given back
@@ -101,6 +105,7 @@ pub fn run() -> ExitCode {
         Command::Migrate { config } => migrate::run(config.config.as_deref()),
         Command::Caps(args) => caps::run(&args),
         Command::Reconcile(args) => reconcile::run(&args),
+        Command::Ledger(command) => ledger::run(&command),
         Command::Explain(args) => explain::run(&args),
         Command::Resolve(args) => resolve::run(&args),
         Command::Stress(args) => run_stress(args),

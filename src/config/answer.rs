@@ -1,6 +1,7 @@
 //! `[buyer.answer]`: how a buyer's answer is read.
 
 use super::item::{Item, Reader};
+use crate::domain::pointer::is_pointer;
 use crate::domain::routing::{AnswerRule, AnswerRules, On5xx};
 
 /// Largest compiled form of an operator's regular expression (P7). Matching is linear in the answer whatever it says.
@@ -72,10 +73,9 @@ fn rule(item: &Item<'_>) -> Option<AnswerRule> {
 }
 
 /// RFC 6901: empty, or steps that each start with a slash; `~` only as `~0` and `~1`.
-fn pointer(item: &Item<'_>) -> Option<String> {
+pub(super) fn pointer(item: &Item<'_>) -> Option<String> {
     let text = item.text()?;
-    let tildes_are_good = text.split('~').skip(1).all(|rest| rest.starts_with(['0', '1']));
-    if (!text.is_empty() && !text.starts_with('/')) || !tildes_are_good {
+    if !is_pointer(text) {
         item.fail("is not a JSON pointer", "a path such as \"/status\" or \"/result/0/price\"");
         return None;
     }

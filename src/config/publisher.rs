@@ -1,14 +1,18 @@
 //! `[[publisher]]`
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::answer::pointer;
 use super::item::{Item, Reader};
 use super::matching::percent_millionths;
 use super::routing::Known;
+use crate::domain::field;
 use crate::domain::id::{CampaignId, PublisherId};
 use crate::domain::money::{Micros, Payout};
 use crate::domain::routing::{KeyHash, Publisher, Throttle};
+use crate::domain::signature::SigningKey;
 
 /// Largest price and payout: a billion units. Sums of them stay far inside the books' 64 bits.
 pub(super) const PRICE_MAX: Micros = Micros(1_000_000_000_000_000);
@@ -21,9 +25,9 @@ pub(super) fn read(id: &PublisherId, reader: &Reader<'_>, known: &Known) -> Opti
     let payout = reader.required("payout", PAYOUT).and_then(|item| item.table()).and_then(payout);
     let campaigns = reader.item("campaigns").map(|item| campaigns(&item, known));
     let wait_max = reader.item("wait_max_ms").and_then(|item| item.integer_in((1, WAIT_MS_MAX)));
-    for key in ["signing_secret", "mapping", "postback"] {
-        reader.not_available_yet(key);
-    }
+    let signing = reader.item("signing_secret").map(signing_key);
+    let mapping = reader.table("mapping").map(|table| mapping(&table)).unwrap_or_default();
+    reader.not_available_yet("postback");
     Some(Arc::new(Publisher {
         id: id.clone(),
         keys,
@@ -31,7 +35,39 @@ pub(super) fn read(id: &PublisherId, reader: &Reader<'_>, known: &Known) -> Opti
         payout: payout?,
         campaigns,
         wait_max: wait_max.map(Duration::from_millis),
+        // A secret that is wrong must never mean that none is needed.
+        signing: signing.map_or(Some(None), |key| key.map(Some))?,
+        mapping,
     }))
+}
+
+pub(super) fn signing_key(item: Item<'_>) -> Option<SigningKey> {
+    let item = item.secret();
+    let secret = item.secret_text()?;
+    match SigningKey::new(secret.expose()) {
+        Ok(key) => Some(key),
+        Err(error) => {
+            item.fail(error, "a secret of at least 16 bytes, as text or as whsec_ and base64");
+            None
+        }
+    }
+}
+
+fn mapping(reader: &Reader<'_>) -> Vec<(Arc<str>, String)> {
+    let mut seen = HashSet::new();
+    let pair = |(name, item): (&str, Item<'_>)| {
+        let name = field::canonical(name);
+        if name.trim().is_empty() {
+            item.fail("names no field", "the name of a field of the lead");
+            return None;
+        }
+        if !seen.insert(name.to_ascii_lowercase()) {
+            item.fail("maps a field twice", "each field once, under one of its names");
+            return None;
+        }
+        Some((name, pointer(&item)?))
+    };
+    reader.all().into_iter().filter_map(pair).collect()
 }
 
 const PAYOUT: &str = "{ percent = \"70\" } or { flat = \"8.00\" }";

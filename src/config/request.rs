@@ -5,11 +5,12 @@ use std::collections::HashSet;
 use http::{HeaderName, HeaderValue};
 
 use super::item::{Item, Reader};
+use super::publisher::signing_key;
 use crate::domain::field;
 use crate::domain::routing::{BodyFormat, FieldSource, RequestShape, Secret};
 
 /// Headers that the HTTP client or the gateway itself decides about; a second opinion would smuggle or confuse (F55, F63).
-const OURS: [&str; 14] = [
+const OURS: [&str; 17] = [
     "host",
     "content-length",
     "transfer-encoding",
@@ -24,19 +25,24 @@ const OURS: [&str; 14] = [
     "accept-encoding",
     "idempotency-key",
     "capgate-lead-id",
+    "webhook-id",
+    "webhook-timestamp",
+    "webhook-signature",
 ];
 
 /// `None` when something is wrong with it.
 pub(super) fn read(table: Option<Reader<'_>>) -> Option<RequestShape> {
     let Some(reader) = table else {
-        return Some(RequestShape { format: BodyFormat::Json, headers: Vec::new(), fields: None });
+        return Some(RequestShape { format: BodyFormat::Json, headers: Vec::new(), signing: None, fields: None });
     };
     let format = reader.item("format").map_or(Some(BodyFormat::Json), |item| format(&item));
     let headers = reader.table("headers").map_or(Some(Vec::new()), |table| headers(&table));
     let fields = reader.table("fields").map(|table| fields(&table));
-    reader.not_available_yet("signing_secret");
+    let signing = reader.item("signing_secret").map(signing_key);
     reader.finish();
-    Some(RequestShape { format: format?, headers: headers?, fields })
+    // A secret that is wrong must never mean an unsigned forward.
+    let signing = signing.map_or(Some(None), |key| key.map(Some))?;
+    Some(RequestShape { format: format?, headers: headers?, signing, fields })
 }
 
 fn format(item: &Item<'_>) -> Option<BodyFormat> {

@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -140,6 +141,16 @@ impl LeadId {
         self.0.as_bytes()
     }
 
+    /// The least id that a lead of this instant can have; ids are in the order of time, to the millisecond.
+    #[must_use]
+    pub fn first_at(at: Timestamp) -> Self {
+        // Cannot fail because the number is not negative; beyond 48 bits there is no id.
+        let ms = u64::try_from(at.as_millisecond().max(0)).unwrap_or(0).min((1 << 48) - 1);
+        let mut bytes = [0; 16];
+        bytes[..6].copy_from_slice(&ms.to_be_bytes()[2..]);
+        Self(Uuid::from_bytes(bytes))
+    }
+
     /// Reads the stored form.
     #[must_use]
     pub fn from_bytes(bytes: [u8; 16]) -> Self {
@@ -195,6 +206,15 @@ mod tests {
         }
         assert!(BuyerId::new(&"x".repeat(64)).is_ok());
         assert!(BuyerId::new("Sun.co_1-b").is_ok());
+    }
+
+    #[test]
+    fn lead_ids_are_in_the_order_of_time() {
+        let lead = LeadId(Uuid::new_v7(uuid::Timestamp::from_unix(uuid::NoContext, 1_772_973_296, 789_000_000)));
+        let at = |ms| LeadId::first_at(Timestamp::from_millisecond(ms).unwrap());
+        assert!(at(1_772_973_296_789) <= lead && lead < at(1_772_973_296_790));
+        assert_eq!(at(-5), at(0));
+        assert!(LeadId::first_at(Timestamp::MAX) > lead);
     }
 
     #[test]

@@ -11,5 +11,7 @@ pub mod matching;
 pub mod money;
 pub mod outcome;
 pub mod place;
+pub mod pointer;
 pub mod routing;
+pub mod signature;
 pub mod window;

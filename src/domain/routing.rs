@@ -11,6 +11,7 @@ use jiff::tz::TimeZone;
 use super::cap::Cap;
 use super::id::{BuyerId, CampaignId, PublisherId};
 use super::money::{Currency, Micros, Payout};
+use super::signature::SigningKey;
 
 /// One whole routing file, checked.
 #[derive(Debug)]
@@ -83,6 +84,10 @@ pub struct Publisher {
     pub campaigns: Option<Vec<CampaignId>>,
     /// Longest wait it may ask for with `Prefer: wait=N`.
     pub wait_max: Option<Duration>,
+    /// Present: each POST must carry a Standard Webhooks signature.
+    pub signing: Option<SigningKey>,
+    /// Canonical field names and the pointers that find them in a JSON body; empty for flat bodies.
+    pub mapping: Vec<(Arc<str>, String)>,
 }
 
 /// What happens to unit and lead when a forward times out.
@@ -228,6 +233,8 @@ pub struct RequestShape {
     pub format: BodyFormat,
     /// Extra headers; values may be secrets. Names and values were checked to be legal.
     pub headers: Vec<(http::HeaderName, Secret)>,
+    /// Present: each forward carries a Standard Webhooks signature.
+    pub signing: Option<SigningKey>,
     /// Name at the buyer and source, in file order; absent: all lead fields and `lead_id`.
     pub fields: Option<Vec<(String, FieldSource)>>,
 }

@@ -31,7 +31,7 @@ fn buyer(id: &str, filter: BuyerFilter) -> Buyer {
         caps: Vec::new(),
         filter,
         hours: Vec::new(),
-        request: RequestShape { format: BodyFormat::Json, headers: Vec::new(), fields: None },
+        request: RequestShape { format: BodyFormat::Json, headers: Vec::new(), signing: None, fields: None },
         answer: AnswerRules {
             accepted: AnswerRule::Status(vec![200]),
             duplicate: None,

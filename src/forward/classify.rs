@@ -6,10 +6,10 @@ use http::HeaderMap;
 use http::header::{CONTENT_ENCODING, RETRY_AFTER};
 use jiff::Timestamp;
 
-use super::pointer::Document;
 use super::rest::REST_MAX_S;
 use crate::domain::money::Micros;
 use crate::domain::outcome::{Acceptance, Outcome};
+use crate::domain::pointer::Document;
 use crate::domain::routing::{AnswerRule, AnswerRules, On5xx};
 
 /// Longest part of a buyer's own words that is kept, in characters.

@@ -8,7 +8,6 @@ pub mod classify;
 mod client;
 mod exchange;
 pub mod guard;
-mod pointer;
 mod progress;
 pub mod request;
 mod resolve;
@@ -193,11 +192,11 @@ impl Shared {
         {
             return Err("address_refused");
         }
-        let headers = request::headers(&buyer.request, lead).map_err(|error| {
+        let body = request::body(&buyer.request, lead);
+        let headers = request::headers(&buyer.request, lead, &body, self.clock.now()).map_err(|error| {
             tracing::error!(buyer = %buyer.id, header = %error.0, "a configured header cannot be sent");
             "illegal_header"
         })?;
-        let body = request::body(&buyer.request, lead);
         let mut request = Request::new(Method::POST, buyer.url.clone());
         *request.headers_mut() = headers;
         *request.body_mut() = Some(reqwest::Body::wrap(WatchedBody::new(body, Arc::clone(progress))));

@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderMap, HeaderName, HeaderValue};
+use jiff::Timestamp;
 
 use crate::domain::lead::{FieldValue, Lead, write_json_string};
 use crate::domain::routing::{BodyFormat, FieldSource, RequestShape};
@@ -11,6 +12,13 @@ use crate::domain::routing::{BodyFormat, FieldSource, RequestShape};
 pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 /// The same id under our own name.
 pub const LEAD_ID: HeaderName = HeaderName::from_static("capgate-lead-id");
+
+/// Standard Webhooks: which message, when it was signed, and the signature.
+pub const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
+/// See [`WEBHOOK_ID`].
+pub const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
+/// See [`WEBHOOK_ID`].
+pub const WEBHOOK_SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature");
 
 /// A configured header that HTTP cannot carry. The configuration refuses these, so this is a bug.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -79,13 +87,13 @@ fn form(parts: &[(&str, &FieldValue)]) -> Bytes {
     form.finish().into()
 }
 
-/// The headers: configured ones, then ours, which win. Those that frame the message are left to the client, which alone
+/// The headers: configured ones, then ours, which win; with a signature over `body` where the buyer wants one. Those that frame the message are left to the client, which alone
 /// knows what it writes.
 ///
 /// # Errors
 /// [`IllegalHeader`] names the header, never its value.
-pub fn headers(shape: &RequestShape, lead: &Lead) -> Result<HeaderMap, IllegalHeader> {
-    let mut headers = HeaderMap::with_capacity(shape.headers.len() + 3);
+pub fn headers(shape: &RequestShape, lead: &Lead, body: &[u8], now: Timestamp) -> Result<HeaderMap, IllegalHeader> {
+    let mut headers = HeaderMap::with_capacity(shape.headers.len() + 6);
     for (name, secret) in &shape.headers {
         if [CONNECTION, CONTENT_LENGTH, EXPECT, TRANSFER_ENCODING, UPGRADE].contains(name) {
             continue;
@@ -97,6 +105,15 @@ pub fn headers(shape: &RequestShape, lead: &Lead) -> Result<HeaderMap, IllegalHe
     // Cannot fail because an id is hexadecimal digits and hyphens.
     let id = HeaderValue::from_str(&lead.id.to_string()).map_err(|_| IllegalHeader(LEAD_ID))?;
     headers.insert(IDEMPOTENCY_KEY, id.clone());
+    if let Some(key) = &shape.signing {
+        let unix_s = now.as_second();
+        let signature = key.sign(&lead.id.to_string(), unix_s, body);
+        headers.insert(WEBHOOK_ID, id.clone());
+        headers.insert(WEBHOOK_TIMESTAMP, HeaderValue::from(unix_s));
+        // Cannot fail because a signature is base64.
+        let signature = HeaderValue::from_str(&signature).map_err(|_| IllegalHeader(WEBHOOK_SIGNATURE))?;
+        headers.insert(WEBHOOK_SIGNATURE, signature);
+    }
     headers.insert(LEAD_ID, id);
     headers.insert(
         CONTENT_TYPE,

@@ -9,6 +9,7 @@ use crate::domain::lead::{FieldValue, Fields};
 use crate::domain::routing::{
     AnswerRule, AnswerRules, BodyFormat, BuyerFilter, FieldSource, On5xx, OnCrash, OnTimeout, RequestShape, Secret,
 };
+use crate::domain::signature::SigningKey;
 
 fn buyer(url: &str, in_flight_max: usize) -> Arc<Buyer> {
     Arc::new(Buyer {
@@ -39,7 +40,7 @@ fn buyer(url: &str, in_flight_max: usize) -> Arc<Buyer> {
 
 fn shape(format: BodyFormat, fields: Option<&[(&str, FieldSource)]>) -> RequestShape {
     let fields = fields.map(|f| f.iter().map(|(name, source)| ((*name).to_owned(), source.clone())).collect());
-    RequestShape { format, headers: Vec::new(), fields }
+    RequestShape { format, headers: Vec::new(), signing: None, fields }
 }
 
 fn lead(fields: &[(&str, FieldValue)]) -> Arc<Lead> {
@@ -154,15 +155,24 @@ fn our_headers_win_and_framing_is_left_to_the_client() {
         ("transfer-encoding", "chunked"),
     ];
     shape.headers = configured.map(|(name, value)| (name.parse().unwrap(), Secret::new(value))).into();
-    let headers = request::headers(&shape, &lead).unwrap();
+    let headers = |shape: &RequestShape| request::headers(shape, &lead, b"a=1", Timestamp::UNIX_EPOCH);
+    let sent = headers(&shape).unwrap();
     let id = lead.id.to_string();
-    assert_eq!(headers.len(), 4, "{headers:?}");
-    assert_eq!(headers["x-api-key"], "k3y");
-    assert_eq!(headers["idempotency-key"], id);
-    assert_eq!(headers["capgate-lead-id"], id);
-    assert_eq!(headers["content-type"], "application/x-www-form-urlencoded");
-    assert!(!format!("{headers:?}").contains("k3y"), "p9: a secret is printed");
+    assert_eq!(sent.len(), 4, "{sent:?}");
+    assert_eq!(sent["x-api-key"], "k3y");
+    assert_eq!(sent["idempotency-key"], id);
+    assert_eq!(sent["capgate-lead-id"], id);
+    assert_eq!(sent["content-type"], "application/x-www-form-urlencoded");
+    assert!(!format!("{sent:?}").contains("k3y"), "p9: a secret is printed");
 
     shape.headers = vec![("x-api-key".parse().unwrap(), Secret::new("a\r\nX-Evil: 1"))];
-    assert_eq!(request::headers(&shape, &lead), Err(request::IllegalHeader("x-api-key".parse().unwrap())));
+    assert_eq!(headers(&shape), Err(request::IllegalHeader("x-api-key".parse().unwrap())));
+
+    shape.headers.clear();
+    let key = SigningKey::new("a secret of both sides").unwrap();
+    shape.signing = Some(key.clone());
+    let sent = headers(&shape).unwrap();
+    let text = |name: &str| sent[name].to_str().unwrap().to_owned();
+    assert_eq!((text("webhook-id"), text("webhook-timestamp")), (id.clone(), "0".to_owned()));
+    assert!(key.is_signed(&id, "0", &text("webhook-signature"), b"a=1", Timestamp::UNIX_EPOCH));
 }

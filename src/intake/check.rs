@@ -18,6 +18,7 @@ pub fn required(campaign: &Campaign, fields: &Fields) -> Result<(), Refusal> {
     let problem = |name: &str| match fields.get(name) {
         None | Some(FieldValue::Null) => Some("is missing"),
         Some(FieldValue::Text(text)) if text.trim().is_empty() => Some("is empty"),
+        Some(FieldValue::Nested(_)) => Some("is not a single value"),
         Some(_) => None,
     };
     let problems: Vec<_> = campaign

@@ -6,6 +6,7 @@ use std::time::Duration;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName};
 use http::request::Parts;
 use http::{Method, Uri};
+use jiff::Timestamp;
 use tokio::time::Instant;
 
 use super::body::{Body, BodyFault};
@@ -18,6 +19,7 @@ use crate::config::IntakeConfig;
 use crate::domain::id::{CampaignId, LeadId};
 use crate::domain::lead::Lead;
 use crate::domain::routing::{Campaign, Publisher, Routing};
+use crate::domain::signature::SigningKey;
 use crate::telemetry::Telemetry;
 
 /// The publisher API.
@@ -77,6 +79,7 @@ impl Endpoint {
         let publisher = self.publisher(&routing, &head.headers)?;
         let campaign = allowed_campaign(&routing, publisher, campaign)?;
         let key = check::idempotency_key(&head.headers)?;
+        let signature = publisher.signing.as_ref().map(|key| signature(key, &head.headers)).transpose()?;
         let body_type = body_type(&head.headers)?;
         let is_test_asked = is_test_asked(&head.uri)?;
         if self.desk.is_draining() {
@@ -87,12 +90,18 @@ impl Endpoint {
             BodyFault::TimedOut => Refusal::BodyTimeout,
             BodyFault::Broken => Refusal::Malformed("the body is incomplete".into()),
         })?;
-        let parsed = parse::parse(body_type, &body)?;
+        if signature.as_ref().is_some_and(|signature| !signature.is_of(&body, self.desk.now())) {
+            return Err(Refusal::Unauthorized);
+        }
+        let parsed = parse::parse(body_type, &body, &publisher.mapping)?;
         check::required(campaign, &parsed.fields)?;
         self.throttles.check(&routing, publisher, Asked::Lead)?;
         let is_test = parsed.is_test || is_test_asked;
         // A test must not use up a key: the real lead that follows it would get the test's answer.
         let claim = if is_test { None } else { check::claim(key, &body, campaign, &parsed.fields) };
+        // The id of a signed message is for telling repeats; the message itself may be sent again by whoever has seen it.
+        let message = signature.as_ref().filter(|_| !is_test).map(|signature| signature.id.as_bytes());
+        let claim = claim.or_else(|| check::claim(Some(message?), &body, campaign, &parsed.fields));
         let lead = Lead {
             id: LeadId::generate(),
             publisher: publisher.id.clone(),
@@ -153,6 +162,34 @@ fn route<'a>(method: &Method, uri: &'a Uri) -> Result<Route<'a>, Refusal> {
         (Some("leads"), Some(_), None, _) => Err(Refusal::MethodNotAllowed("GET")),
         _ => Err(Refusal::NotFound),
     }
+}
+
+/// The signature that a POST came with.
+struct Signature<'a> {
+    key: &'a SigningKey,
+    id: &'a str,
+    timestamp: &'a str,
+    signatures: &'a str,
+}
+
+impl Signature<'_> {
+    fn is_of(&self, body: &[u8], now: Timestamp) -> bool {
+        self.key.is_signed(self.id, self.timestamp, self.signatures, body, now)
+    }
+}
+
+/// Refuses a POST without one before its body is read.
+fn signature<'a>(key: &'a SigningKey, headers: &'a HeaderMap) -> Result<Signature<'a>, Refusal> {
+    let header = |name: &'static str| match single(headers, HeaderName::from_static(name)) {
+        Ok(Some(value)) => Ok(value),
+        Ok(None) | Err(()) => Err(Refusal::Unauthorized),
+    };
+    Ok(Signature {
+        key,
+        id: header("webhook-id")?,
+        timestamp: header("webhook-timestamp")?,
+        signatures: header("webhook-signature")?,
+    })
 }
 
 fn allowed_campaign<'a>(

@@ -11,6 +11,7 @@ use serde_json::value::RawValue;
 use super::refusal::{FieldProblem, Refusal};
 use crate::domain::field::known;
 use crate::domain::lead::{FieldValue, Fields};
+use crate::domain::pointer::Document;
 
 /// Deepest nesting of a JSON body; the outer object is 1.
 pub const DEPTH_MAX: usize = 32;
@@ -38,18 +39,19 @@ pub struct Parsed {
     pub is_test: bool,
 }
 
-/// Reads a body.
+/// Reads a body. A `mapping` names fields of the lead and where a JSON body has them: what it finds replaces the members of
+/// the outer object that it looked into, and those of the same name.
 ///
 /// # Errors
 /// [`Refusal::Malformed`] when it cannot be read without guessing; [`Refusal::InvalidLead`] when two names that mean the
 /// same field have different values, or the test field is neither yes nor no. Neither quotes a value (P9).
-pub fn parse(body_type: BodyType, body: &[u8]) -> Result<Parsed, Refusal> {
+pub fn parse(body_type: BodyType, body: &[u8], mapping: &[(Arc<str>, String)]) -> Result<Parsed, Refusal> {
     let text = std::str::from_utf8(body).map_err(|_| malformed("the body is not UTF-8"))?;
     if text.starts_with('\u{feff}') {
         return Err(malformed("the body starts with a byte order mark"));
     }
     let sent = match body_type {
-        BodyType::Json => json(text)?,
+        BodyType::Json => mapped(text, json(text)?, mapping)?,
         BodyType::Form => form(text)?,
     };
     if sent.len() > FIELDS_MAX {
@@ -109,6 +111,30 @@ fn json(text: &str) -> Result<Sent, Refusal> {
         return Err(malformed("the body is not a JSON object"));
     }
     Members::read(text)?.0.into_iter().map(|(name, raw)| Ok((name, value(raw)?))).collect()
+}
+
+fn mapped(text: &str, sent: Sent, mapping: &[(Arc<str>, String)]) -> Result<Sent, Refusal> {
+    if mapping.is_empty() {
+        return Ok(sent);
+    }
+    let Some(document) = Document::read(text.as_bytes()) else { return Ok(sent) };
+    let root = |pointer: &str| {
+        let step = pointer.strip_prefix('/').and_then(|rest| rest.split('/').next())?;
+        Some(step.replace("~1", "/").replace("~0", "~"))
+    };
+    let roots: HashSet<String> = mapping.iter().filter_map(|(_, pointer)| root(pointer)).collect();
+    let is_mapped = |name: &str| {
+        let name = known(name).unwrap_or(name);
+        mapping.iter().any(|(mapped, _)| mapped.eq_ignore_ascii_case(name))
+    };
+    let mut kept: Sent =
+        sent.into_iter().filter(|(name, _)| !roots.contains(name.as_str()) && !is_mapped(name)).collect();
+    for (name, pointer) in mapping {
+        if let Some(raw) = document.raw(pointer) {
+            kept.push((name.to_string(), value(raw)?));
+        }
+    }
+    Ok(kept)
 }
 
 /// Reads one piece of JSON. The parser's own words can quote the body, so only the place is told.

@@ -26,7 +26,9 @@ use crate::domain::money::{Currency, Micros};
 use crate::domain::outcome::{AttemptOutcome, LeadStatus};
 use crate::domain::window::Window;
 use crate::store::{CounterKey, StoreError};
+use audit::{Audit, Period, Progress};
 
+pub mod audit;
 pub mod mysql;
 mod plan;
 mod sql;
@@ -297,6 +299,13 @@ pub trait Ledger: Send + Sync + std::fmt::Debug {
     /// lack.
     async fn dead_letters_since(&self, partition: Partition, since: Timestamp) -> Result<u64, LedgerError>;
 
+    /// Dead letters from the oldest on; those after the id `after`, at most `count_max`.
+    async fn dead_letters(&self, after: i64, count_max: usize) -> Result<Vec<DeadLetterRow>, LedgerError>;
+
+    /// Tries once more to settle a dead letter, whose cause may be gone by now; a letter that is stored is removed in the
+    /// same transaction. What other events have settled meanwhile stays (P5).
+    async fn replay(&self, id: i64) -> Result<Replayed, LedgerError>;
+
     /// Units of these windows that unresolved doubts hold.
     async fn units_in_doubt(&self, keys: &[CounterKey]) -> Result<Vec<u64>, LedgerError>;
 
@@ -317,6 +326,10 @@ pub trait Ledger: Send + Sync + std::fmt::Debug {
 
     /// The lead that used this key before: what replays are answered from when the store was lost. Hash in hex.
     async fn lead_by_key(&self, publisher: &PublisherId, key_hash: &str) -> Result<Option<LeadRow>, LedgerError>;
+
+    /// Compares the books with themselves, as of one instant: entries with attempts and verdicts, balances with entries,
+    /// `cap_usage` with attempts. Reads page by page and may take minutes; tells `progress` how far it has come.
+    async fn audit(&self, period: Period, progress: Progress<'_>) -> Result<Audit, LedgerError>;
 
     /// Sums.
     async fn totals(&self) -> Result<Totals, LedgerError>;
@@ -345,6 +358,34 @@ pub struct UsageRow {
     pub window_start: Timestamp,
     /// Leads or micros.
     pub used: u64,
+}
+
+/// An event that could not be stored. Never its content, which may hold personal data (P9).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeadLetterRow {
+    /// Its id.
+    pub id: i64,
+    /// Whose journal it stood in.
+    pub partition: Partition,
+    /// When it was put aside, by the ledger's clock.
+    pub at: Timestamp,
+    /// Why.
+    pub reason: String,
+    /// False when the event itself was too large, or was removed after `payload_days`.
+    pub has_event: bool,
+}
+
+/// What replaying a dead letter found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Replayed {
+    /// It is in the books now.
+    Stored,
+    /// Still not; says why.
+    Refused(String),
+    /// There is nothing to replay: the event itself was not kept.
+    WithoutEvent,
+    /// There is no such letter (any more).
+    Gone,
 }
 
 /// What was decided about a difference between a counter and the books.

@@ -18,8 +18,14 @@ use super::sql::session::{
 use super::{LedgerError, MigrationStep};
 use crate::domain::routing::Secret;
 
-const MIGRATIONS: &[schema::Source] =
-    &[schema::Source { version: 1, description: "books", sql: include_str!("../../migrations/mysql/0001_books.sql") }];
+const MIGRATIONS: &[schema::Source] = &[
+    schema::Source { version: 1, description: "books", sql: include_str!("../../migrations/mysql/0001_books.sql") },
+    schema::Source {
+        version: 3,
+        description: "usage begun",
+        sql: include_str!("../../migrations/mysql/0003_usage_begun.sql"),
+    },
+];
 
 /// Strict mode refuses what it would otherwise bend (F73). READ COMMITTED, because under the default the first read of a
 /// transaction fixes what all its reads see, and a settler must see rows that another one committed while it waited. A

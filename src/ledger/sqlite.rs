@@ -23,8 +23,14 @@ use super::{LedgerError, MigrationStep};
 /// How long a writer waits for a writer of another process.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
-const MIGRATIONS: &[schema::Source] =
-    &[schema::Source { version: 1, description: "books", sql: include_str!("../../migrations/sqlite/0001_books.sql") }];
+const MIGRATIONS: &[schema::Source] = &[
+    schema::Source { version: 1, description: "books", sql: include_str!("../../migrations/sqlite/0001_books.sql") },
+    schema::Source {
+        version: 3,
+        description: "usage begun",
+        sql: include_str!("../../migrations/sqlite/0003_usage_begun.sql"),
+    },
+];
 
 const DIALECT: Dialect = Dialect {
     // A deferred transaction that read before it writes cannot wait for another writer; this one waits at its start.

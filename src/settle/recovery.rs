@@ -345,7 +345,7 @@ fn onward(gateway: &Arc<Gateway>, overdue: &OverdueLead, detail: &LeadDetail) ->
     if row.is_test {
         return None;
     }
-    let fields = parse(BodyType::Json, row.payload.as_deref()?.as_bytes()).ok()?.fields;
+    let fields = parse(BodyType::Json, row.payload.as_deref()?.as_bytes(), &[]).ok()?.fields;
     let publisher = routing.compiled.routing().publishers.get(&row.publisher)?.clone();
     routing.compiled.campaign(row.campaign.as_str())?;
     let lead = Lead {

@@ -151,7 +151,7 @@ fn units(cap: &Cap, sum: CountedSum) -> u64 {
 
 fn counts(cap: &Cap, attempt: &CountedAttempt) -> bool {
     // A payload that was removed, or that cannot be read, counts: a cap errs towards closed.
-    let read = |payload: &str| parse(BodyType::Json, payload.as_bytes()).ok();
+    let read = |payload: &str| parse(BodyType::Json, payload.as_bytes(), &[]).ok();
     let Some(parsed) = attempt.payload.as_deref().and_then(read) else { return true };
     cap.counts(&attempt.publisher, &parsed.fields)
 }

@@ -120,7 +120,6 @@ fn what_does_not_work_yet_is_refused_and_not_ignored() {
         ("return_within_days = 30", "return_within_days"),
         ("returns_free_cap = false", "returns_free_cap"),
         ("duplicates = { fields = [\"phone\"], days = 30 }", "duplicates"),
-        ("request = { signing_secret = \"env:X\" }", "request.signing_secret"),
         ("request = { format = \"xml\" }", "request.format"),
         ("request = { format = \"GET\" }", "request.format"),
     ] {

@@ -5,6 +5,7 @@
 mod buyers;
 mod caps;
 mod example;
+mod inputs;
 mod process;
 mod reload;
 mod routing;

@@ -68,7 +68,11 @@ fn a_publisher_that_is_wrong_is_refused() {
         ("campaigns = []", "campaigns"),
         ("wait_max_ms = -1", "wait_max_ms"),
         ("signing_secret = \"s\"", "signing_secret"),
-        ("mapping = { a = \"/b\" }", "mapping"),
+        ("signing_secret = \"whsec_not base64\"", "signing_secret"),
+        ("signing_secret = \"env:NOT_SET\"", "signing_secret"),
+        ("mapping = { a = \"b\" }", "mapping.a"),
+        ("mapping = { a = \"/b/[c]\" }", "mapping.a"),
+        ("mapping = { zip = \"/a\", postal_code = \"/b\" }", "mapping.postal_code"),
         ("postback = { url = \"https://p.example\", signing_secret = \"s\" }", "postback"),
         ("keys = [\"x\"]", "keys"),
     ] {

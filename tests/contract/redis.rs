@@ -1,4 +1,4 @@
-//! The list on Redis.
+//! The list on Redis: on one server, and on a cluster.
 
 use std::sync::Arc;
 
@@ -8,20 +8,25 @@ use capgate::domain::window::Window;
 use capgate::store::Store;
 use capgate::store::redis::RedisStore;
 
-use crate::redis_support::{Connection, connect, fresh_prefix, url};
+use crate::cluster::{cluster_url, delete_everywhere, run_on_owner};
+use crate::redis_support::{connect, fresh_prefix, url};
 use crate::store::{Harness, LosesCounters};
 
-/// A prefix of its own on the server for tests.
-pub struct OnRedis {
+/// A prefix of its own on a server, or cluster, for tests.
+pub struct OnRedis<const IS_CLUSTER: bool> {
     store: Arc<RedisStore>,
     prefix: String,
 }
 
+fn address(is_cluster: bool) -> String {
+    if is_cluster { cluster_url() } else { url() }
+}
+
 #[async_trait]
-impl Harness for OnRedis {
+impl<const IS_CLUSTER: bool> Harness for OnRedis<IS_CLUSTER> {
     async fn start_with(journal_entries_max: u64) -> Self {
         let prefix = fresh_prefix();
-        Self { store: Arc::new(connect(&url(), &prefix, journal_entries_max).await), prefix }
+        Self { store: Arc::new(connect(&address(IS_CLUSTER), &prefix, journal_entries_max).await), prefix }
     }
 
     fn store(&self) -> Arc<dyn Store> {
@@ -30,19 +35,28 @@ impl Harness for OnRedis {
 
     async fn stop(self) {
         self.store.shut_down().await;
-        Connection::open(&url()).await.delete_all_of(&self.prefix).await;
+        delete_everywhere(&address(IS_CLUSTER), &self.prefix).await;
     }
 }
 
 #[async_trait]
-impl LosesCounters for OnRedis {
+impl<const IS_CLUSTER: bool> LosesCounters for OnRedis<IS_CLUSTER> {
     async fn lose_counter(&self, buyer: &BuyerId, cap: &str, window: Window) {
         let partition = Partition::of(buyer.as_str(), self.store.partitions()).0;
         let start = window.start.as_millisecond();
         let key = format!("{}:{{p{partition:02}}}:cap:{buyer}:{cap}:{start}", self.prefix);
-        assert_eq!(Connection::open(&url()).await.run(&["DEL", &key]).await.int(), 1, "{key} was not there");
+        assert_eq!(run_on_owner(&address(IS_CLUSTER), &["DEL", &key]).await.int(), 1, "{key} was not there");
     }
 }
 
-crate::store_contract!(OnRedis);
-crate::store_contract!(OnRedis: seed_counts_the_tail_and_open_leases);
+mod server {
+    type OneServer = super::OnRedis<false>;
+    crate::store_contract!(OneServer);
+    crate::store_contract!(OneServer: seed_counts_the_tail_and_open_leases);
+}
+
+mod three_masters {
+    type Cluster = super::OnRedis<true>;
+    crate::store_contract!(Cluster);
+    crate::store_contract!(Cluster: seed_counts_the_tail_and_open_leases);
+}

@@ -307,6 +307,11 @@ impl Dice {
         use std::hash::{BuildHasher, Hasher};
         let fresh = || std::hash::RandomState::new().build_hasher().finish() | 1;
         let seed = std::env::var("CAPGATE_TEST_SEED").map_or_else(|_| fresh(), |seed| seed.parse().unwrap());
+        Self::again(test, seed)
+    }
+
+    /// Rolls as it did when this seed was printed.
+    pub fn again(test: &str, seed: u64) -> Self {
         println!("{test}: CAPGATE_TEST_SEED={seed}");
         Self(seed)
     }

@@ -17,7 +17,7 @@ pub fn behaviours(list: &[&str]) -> Vec<PathBehaviour> {
     list.iter().map(|text| text.parse().expect("a behaviour")).collect()
 }
 
-fn three_buyers(stub: &StubBuyer) -> String {
+pub fn three_buyers(stub: &StubBuyer) -> String {
     let cap = |leads: u32| {
         format!("[[buyer.cap]]\nwindow = \"day\"\nleads = {leads}\n[[buyer.cap]]\nwindow = \"hour\"\nleads = {leads}")
     };
@@ -60,7 +60,7 @@ pub async fn burst(gateways: &[std::net::SocketAddr]) -> (Vec<String>, Vec<Durat
     (std::mem::take(&mut results.0), std::mem::take(&mut results.1))
 }
 
-async fn headline(place: &Place, gateways: Vec<Gateway>, stub: &StubBuyer) {
+pub async fn headline(place: &Place, gateways: Vec<Gateway>, stub: &StubBuyer) {
     let addresses: Vec<_> = gateways.iter().map(|gateway| gateway.intake).collect();
     let (words, mut took) = burst(&addresses).await;
     let count = |word: &str| words.iter().filter(|w| *w == word).count() as u64;
@@ -128,7 +128,7 @@ async fn p1_headline_three_gateways_on_servers() {
 
 /// The same with buyers that decline, fail and time out at random: never above a cap, nothing lost, and each acceptance at
 /// the buyer is a counted attempt in the books.
-async fn rough(place: Place, gateways: Vec<Gateway>, stub: &StubBuyer) {
+pub async fn rough(place: Place, gateways: Vec<Gateway>, stub: &StubBuyer) {
     let addresses: Vec<_> = gateways.iter().map(|gateway| gateway.intake).collect();
     let (words, _) = burst(&addresses).await;
     assert_eq!(words.len(), 1_000);

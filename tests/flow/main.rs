@@ -12,6 +12,12 @@ mod replies;
 
 mod bad_input;
 mod caps;
+#[cfg(feature = "server-tests")]
+mod cluster;
+#[cfg(feature = "server-tests")]
+#[allow(dead_code, reason = "each test binary uses its own part")]
+#[path = "../support/cluster.rs"]
+mod cluster_support;
 mod crash;
 mod headline;
 mod operations;
@@ -22,3 +28,7 @@ mod reconcile;
 #[path = "../support/redis.rs"]
 mod redis_support;
 mod resolve;
+#[cfg(feature = "server-tests")]
+#[allow(dead_code, reason = "only a cluster's nodes are started here")]
+#[path = "../support/server.rs"]
+mod server;

@@ -68,6 +68,7 @@ pub fn buyer_with(url: &str, change: impl FnOnce(&mut Buyer)) -> Arc<Buyer> {
         request: RequestShape {
             format: BodyFormat::Json,
             headers: vec![("x-api-key".parse().unwrap(), Secret::new("k3y"))],
+            signing: None,
             fields: None,
         },
         answer: AnswerRules {

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that meets the unexpected should stop there")]
 #![allow(clippy::print_stdout, reason = "seeds are printed for the day a random test fails")]
 
+mod auditing;
 mod events;
 mod journal;
 mod reading;
@@ -49,6 +50,7 @@ macro_rules! all_behaviours {
             }
             trouble {
                 f75_only_the_culprit_becomes_a_dead_letter,
+                f75_a_dead_letter_is_replayed_when_its_cause_is_gone,
                 f73_an_overflowing_balance_is_refused_and_not_altered,
                 f74_large_batches_and_large_payloads,
                 f80_an_unknown_version_stops_its_partition_only,
@@ -79,6 +81,12 @@ macro_rules! all_behaviours {
                 p2_usage_begins_beside_settlement,
                 f84_differences_are_written_down,
                 f84_dead_letters_are_counted_by_partition_and_time,
+            }
+            auditing {
+                p6_an_audit_of_good_books_finds_nothing,
+                p6_an_audit_finds_each_row_that_was_changed_by_hand,
+                p2_a_caps_past_is_part_of_its_usage,
+                an_audit_goes_page_by_page,
             }
             schema {
                 migrations_run_from_several_gateways_at_once,

@@ -19,6 +19,7 @@ async fn start_over(books: &Books) {
         "dead_letters",
         "reconcile_differences",
         "paused_buyers",
+        "cap_usage_begun",
     ] {
         books.raw.run(&format!("DROP TABLE IF EXISTS {table}")).await;
     }

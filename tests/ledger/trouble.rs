@@ -7,7 +7,7 @@ use capgate::domain::event::{Attempt, Event, Life, WindowAmount};
 use capgate::domain::id::{CapId, LeadId, Partition};
 use capgate::domain::money::Micros;
 use capgate::domain::outcome::AttemptOutcome;
-use capgate::ledger::SettleError;
+use capgate::ledger::{Replayed, SettleError};
 
 use crate::events::{attempt, received, sale};
 use crate::journal::{Journal, PARTITIONS, partition_of};
@@ -63,6 +63,35 @@ pub async fn f75_only_the_culprit_becomes_a_dead_letter(books: &Books) {
         assert_eq!(books.raw.number("SELECT COUNT(*) FROM dead_letters WHERE LENGTH(event) > 10").await, 3);
         books.put_marks_back().await;
     }
+}
+
+pub async fn f75_a_dead_letter_is_replayed_when_its_cause_is_gone(books: &Books) {
+    let culprit = LeadId::generate();
+    refuse(books, culprit).await;
+    let journal = Journal::default();
+    journal.append_all(sale(culprit, "acme", "sunco"));
+    journal.append_bytes(Partition::of("sunco", PARTITIONS), Life(0), b"{\"v\":1,\"e\":{\"t\":\"attem".to_vec());
+    journal.append_all(sale(LeadId::generate(), "acme", "sunco"));
+    books.settle_all(&journal, 1000).await;
+    let letters = books.ledger.dead_letters(0, 10).await.unwrap();
+    assert_eq!(letters.len(), 2);
+    assert!(letters.iter().all(|letter| letter.has_event && letter.partition == Partition::of("sunco", PARTITIONS)));
+    assert_eq!(books.ledger.dead_letters(letters[0].id, 10).await.unwrap(), letters[1..]);
+    let (broken, refused): (Vec<_>, Vec<_>) = letters.iter().partition(|letter| letter.reason == "malformed");
+    let replay = async |id| books.ledger.replay(id).await.unwrap();
+    assert!(matches!(replay(refused[0].id).await, Replayed::Refused(reason) if !reason.contains("canary")));
+    assert_eq!(books.raw.number("SELECT COUNT(*) FROM entries").await, 3);
+
+    books.raw.run("DROP TRIGGER refuse").await;
+    assert_eq!(replay(broken[0].id).await, Replayed::Refused("malformed".into()));
+    assert_eq!(replay(refused[0].id).await, Replayed::Stored);
+    assert_eq!(replay(refused[0].id).await, Replayed::Gone);
+    assert_eq!(books.raw.number("SELECT COUNT(*) FROM entries").await, 6);
+    assert_eq!(books.raw.number("SELECT used FROM cap_usage WHERE window_start > '1970-01-02'").await, 2);
+    let totals = books.ledger.totals().await.unwrap();
+    assert_eq!((totals.unbalanced_leads, totals.unbalanced_accounts), (0, 0));
+    books.raw.run("UPDATE dead_letters SET event = NULL").await;
+    assert_eq!(replay(broken[0].id).await, Replayed::WithoutEvent);
 }
 
 pub async fn f73_an_overflowing_balance_is_refused_and_not_altered(books: &Books) {

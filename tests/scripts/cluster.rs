@@ -1,46 +1,25 @@
-//! A cluster of two: an undeclared key or a step over two slots fails there, and nowhere else.
+//! A cluster: an undeclared key or a step over two slots fails there, and nowhere else; and a slot that moves under load.
 
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use capgate::domain::id::{LeadId, Partition};
-use capgate::store::{Admission, CloseReply, EndReply, LeadState, SeedReply, Store};
+use capgate::store::redis::RedisStore;
+use capgate::store::{Admission, CloseReply, EndReply, LeadState, Refusal, SeedReply, Store, StoreError};
 use jiff::SignedDuration;
 
-use crate::redis_support::{Raw, connect, fresh_prefix};
-use crate::server::Server;
+use crate::cluster_support::Cluster;
+use crate::redis_support::{connect, fresh_prefix};
 use crate::support::{
-    Verb, admit, begin_lives, buyer, candidate, claim, close, demand, end, publisher, running_window, seed, start_mark,
-    take, total_window, used,
+    Verb, admit, at_once, begin_lives, buyer, candidate, cap, claim, close, demand, end, publisher, running_window,
+    seed, start_mark, take, take_one, total_window, used,
 };
-
-async fn two_nodes() -> [Server; 2] {
-    let flags = ["--cluster-enabled", "yes", "--maxmemory-policy", "noeviction"];
-    let nodes = [Server::start(&flags).await, Server::start(&flags).await];
-    for (node, slots) in nodes.iter().zip([["0", "8191"], ["8192", "16383"]]) {
-        let mut raw = node.connection().await;
-        let reply = raw.run(&["CLUSTER", "ADDSLOTSRANGE", slots[0], slots[1]]).await;
-        assert_eq!(reply, Raw::Text("OK".into()));
-    }
-    let mut raw = nodes[0].connection().await;
-    let meet = raw.run(&["CLUSTER", "MEET", "127.0.0.1", &nodes[1].port().to_string()]).await;
-    assert_eq!(meet, Raw::Text("OK".into()));
-    let started = Instant::now();
-    for node in &nodes {
-        let mut raw = node.connection().await;
-        while !raw.run(&["CLUSTER", "INFO"]).await.text().contains("cluster_state:ok") {
-            assert!(started.elapsed() < Duration::from_secs(30), "the cluster never was ready");
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    }
-    nodes
-}
 
 #[tokio::test]
 async fn f26_the_whole_walk_stays_in_one_slot_per_step() {
-    let nodes = two_nodes().await;
-    let url = format!("redis-cluster://127.0.0.1:{},127.0.0.1:{}", nodes[0].port(), nodes[1].port());
-    let store = connect(&url, &fresh_prefix(), 1_000_000).await;
+    let cluster = Cluster::start(2).await;
+    let store = connect(&cluster.url(), &fresh_prefix(), 1_000_000).await;
     begin_lives(&store).await;
     assert!(store.health().await.unwrap().warnings.len() <= 1, "persistence only");
     let (window, total) = (running_window(store.now()), total_window());
@@ -105,4 +84,98 @@ async fn f26_the_whole_walk_stays_in_one_slot_per_step() {
     assert_eq!(store.seed(&last.buyer, &mark, &usage).await, Ok(SeedReply::Seeded));
     assert_eq!(store.health().await.unwrap().journal_entries, 0);
     store.shut_down().await;
+}
+
+/// Asks as a caller does: again with the same ids, until there is an answer. Counts how often it was refused.
+macro_rules! answered {
+    ($refusals:ident, $call:expr) => {
+        loop {
+            match $call.await {
+                Ok(answer) => break answer,
+                Err(StoreError::NotDone(_) | StoreError::MaybeDone(_)) => $refusals += 1,
+                Err(bug @ StoreError::Bug(_)) => panic!("{bug}"),
+            }
+            assert!($refusals < 10_000, "the store never answered again");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+}
+
+/// P1, P2: three gateways take and give back while the buyer's slot is moved away and back: nothing is granted that is not
+/// there, every call gets its answer in the end, and the cap is reached to the unit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn p1_a_slot_that_moves_under_load_oversells_nothing() {
+    const LIMIT: u64 = 200;
+    let cluster = Arc::new(Cluster::start(3).await);
+    let prefix = fresh_prefix();
+    let mut stores: Vec<Arc<RedisStore>> = Vec::new();
+    for _ in 0..3 {
+        let store = connect(&cluster.url(), &prefix, 1_000_000).await;
+        begin_lives(&store).await;
+        stores.push(Arc::new(store));
+    }
+    let window = running_window(stores[0].now());
+    let who = buyer("sunco");
+    seed(&*stores[0], &who, &[("day", window, 0)]).await;
+    let wanted = candidate(&who, vec![demand("day", window, LIMIT)]);
+    let tag = format!("{{p{:02}}}", Partition::of("sunco", stores[0].partitions()).0);
+    let mover = tokio::spawn({
+        let (cluster, tag) = (cluster.clone(), tag.clone());
+        async move {
+            let home = cluster.owner(&tag).await;
+            for to in [(home + 1) % 3, (home + 2) % 3, home] {
+                tokio::time::sleep(Duration::from_millis(300)).await;
+                assert!(cluster.move_slot_of(&tag, to, Duration::from_millis(5)).await > 3);
+            }
+        }
+    });
+    let is_moving = || !mover.is_finished();
+    let (mut granted, mut refusals) = (0_u64, 0_u32);
+    // As long as the slot moves, units are taken and given back; a third of them is kept.
+    while is_moving() || granted < LIMIT {
+        let rounds = at_once(6, |index| {
+            let (store, wanted) = (stores[index % 3].clone(), wanted.clone());
+            async move {
+                let (mut kept, mut refusals) = (0_u64, 0_u32);
+                for number in 0..6 {
+                    let lead = LeadId::generate();
+                    let call = take(&*store, lead, vec![wanted.clone()]);
+                    let reply = answered!(refusals, store.take(&call));
+                    assert!(!reply.too_late);
+                    if reply.taken.is_none() {
+                        let full = matches!(reply.refused[0].1, Refusal::Full { used, .. } if used == LIMIT);
+                        assert!(full, "{reply:?}");
+                    } else if number % 3 == 0 {
+                        let end = end(Verb::Commit, lead, &wanted);
+                        let reply = answered!(refusals, store.commit(&end));
+                        assert!(matches!(reply, EndReply::Done | EndReply::Already(_)), "{reply:?}");
+                        kept += 1;
+                    } else {
+                        let end = end(Verb::Refund, lead, &wanted);
+                        let reply = answered!(refusals, store.refund(&end));
+                        assert!(matches!(reply, EndReply::Done | EndReply::Already(_)), "{reply:?}");
+                    }
+                }
+                (kept, refusals)
+            }
+        })
+        .await;
+        granted += rounds.iter().map(|(kept, _)| kept).sum::<u64>();
+        refusals += rounds.iter().map(|(_, refused)| refused).sum::<u32>();
+        assert!(granted <= LIMIT, "P1: {granted}");
+    }
+    mover.await.unwrap();
+    // Whoever asks after a move gets its answer at once.
+    let home = cluster.owner(&tag).await;
+    cluster.move_slot_of(&tag, (home + 1) % 3, Duration::ZERO).await;
+    for store in &stores {
+        let full = Refusal::Full { cap: cap("day"), used: LIMIT };
+        assert_eq!(take_one(&**store, LeadId::generate(), &wanted).await, Err(full));
+    }
+    println!("{granted} sold, {refusals} calls refused while the slot moved three times");
+    assert_eq!(granted, LIMIT, "P1: never above, and reached");
+    for store in &stores {
+        assert_eq!(used(&**store, &who, "day", window).await, Some(LIMIT), "P2: every gateway sees the same counter");
+        store.shut_down().await;
+    }
 }

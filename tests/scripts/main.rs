@@ -3,6 +3,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "helpers of tests are tests")]
 
+#[allow(dead_code, reason = "the contract uses the rest")]
+#[path = "../support/cluster.rs"]
+mod cluster_support;
 #[path = "../support/proxy.rs"]
 mod proxy;
 #[path = "../support/redis.rs"]

@@ -43,7 +43,18 @@ impl Backing {
     /// Redis under a prefix of its own, MySQL in a database of its own.
     #[cfg(feature = "server-tests")]
     pub async fn servers() -> Self {
-        let redis = required("CAPGATE_TEST_REDIS_URL");
+        Self::on_redis(required("CAPGATE_TEST_REDIS_URL")).await
+    }
+
+    /// The same on the Redis Cluster for tests.
+    #[cfg(feature = "server-tests")]
+    pub async fn cluster() -> Self {
+        Self::on_redis(required("CAPGATE_TEST_REDIS_CLUSTER_URL")).await
+    }
+
+    /// The same on a Redis, or cluster, of a test's own.
+    #[cfg(feature = "server-tests")]
+    pub async fn on_redis(redis: String) -> Self {
         let mysql = required("CAPGATE_TEST_MYSQL_URL");
         let name = format!("capgate_flow_{}", uuid::Uuid::now_v7().simple());
         let server = mysql.trim_end_matches('/').to_owned();
@@ -93,6 +104,16 @@ impl Place {
     #[cfg(feature = "server-tests")]
     pub async fn servers() -> Self {
         Self { dir: tempfile::tempdir().expect("a temporary folder"), backing: Backing::servers().await }
+    }
+
+    #[cfg(feature = "server-tests")]
+    pub async fn cluster() -> Self {
+        Self { dir: tempfile::tempdir().expect("a temporary folder"), backing: Backing::cluster().await }
+    }
+
+    #[cfg(feature = "server-tests")]
+    pub async fn on_redis(url: String) -> Self {
+        Self { dir: tempfile::tempdir().expect("a temporary folder"), backing: Backing::on_redis(url).await }
     }
 
     pub fn routing_path(&self) -> PathBuf {

@@ -3,6 +3,7 @@ use std::time::Duration;
 use super::support::*;
 use crate::config::IntakeConfig;
 use crate::domain::id::{LeadId, PublisherId};
+use crate::domain::signature::SigningKey;
 use crate::intake::LeadAnswer;
 
 #[tokio::test]
@@ -229,4 +230,38 @@ async fn a_draining_gateway_takes_nothing() {
     let answer = intake.ask(&good()).await;
     assert_eq!((answer.status, answer.code().as_str()), (503, "unavailable"));
     assert_eq!(intake.leads(), 0);
+}
+
+#[tokio::test]
+async fn a_publisher_with_a_signing_secret_signs_each_post() {
+    let intake = Intake::start().await;
+    let key = SigningKey::new(SIGNING_SECRET).unwrap();
+    // The desk's clock stands at 0.
+    let headers = |id: &str, unix_s: i64, body: &[u8]| {
+        ["x-api-key: signed-key".to_owned(), JSON.to_owned()]
+            .into_iter()
+            .chain([format!("webhook-id: {id}"), format!("webhook-timestamp: {unix_s}")])
+            .chain([format!("webhook-signature: v1,AAAA {}", key.sign(id, unix_s, body))])
+            .collect::<Vec<_>>()
+    };
+    let send = async |headers: &[String], body: &[u8]| {
+        let headers: Vec<&str> = headers.iter().map(String::as_str).collect();
+        intake.ask(&post(LEADS, &headers, body)).await.status
+    };
+    let good = headers("msg-1", 10, GOOD);
+    assert_eq!(send(&good, GOOD).await, 200);
+    let claim = intake.last().claim.expect("the message's id tells repeats");
+    assert_eq!(send(&headers("msg-1", 20, GOOD), GOOD).await, 200);
+    assert_eq!(intake.last().claim.as_ref(), Some(&claim));
+    let taken = intake.desk.handed.lock().len();
+
+    let mut spoilt =
+        vec![headers("msg-1", 10, b"{}"), headers("msg-1", 301, GOOD), good[..4].to_vec(), good[..2].to_vec()];
+    spoilt.push([&good[..], &good[4..]].concat());
+    for headers in spoilt {
+        assert_eq!(send(&headers, GOOD).await, 401, "{headers:?}");
+    }
+    let foreign: Vec<_> = good.iter().map(|line| line.replace("signed-key", "acme-key")).collect();
+    assert_eq!(send(&foreign, GOOD).await, 200, "others need none");
+    assert_eq!(intake.desk.handed.lock().len(), taken + 1);
 }

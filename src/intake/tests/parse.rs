@@ -2,7 +2,7 @@ use super::*;
 use proptest::prelude::*;
 
 fn read_json(body: &str) -> Result<Parsed, Refusal> {
-    parse(BodyType::Json, body.as_bytes())
+    parse(BodyType::Json, body.as_bytes(), &[])
 }
 
 fn pairs(parsed: &Parsed) -> Vec<(&str, String)> {
@@ -15,7 +15,7 @@ fn pairs(parsed: &Parsed) -> Vec<(&str, String)> {
 }
 
 fn is_malformed(body_type: BodyType, body: impl AsRef<[u8]>) -> bool {
-    matches!(parse(body_type, body.as_ref()), Err(Refusal::Malformed(_)))
+    matches!(parse(body_type, body.as_ref(), &[]), Err(Refusal::Malformed(_)))
 }
 
 #[test]
@@ -36,7 +36,7 @@ fn fields_come_out_as_sent_under_names_that_rules_know() {
     assert_eq!(pairs(&parsed), expected.map(|(name, json)| (name, json.to_owned())));
     assert!(!parsed.is_test);
 
-    let parsed = parse(BodyType::Form, b"First+Name=Ann+%C3%A9&zip=07030&&age=42&empty=&lone&odd=%zz").unwrap();
+    let parsed = parse(BodyType::Form, b"First+Name=Ann+%C3%A9&zip=07030&&age=42&empty=&lone&odd=%zz", &[]).unwrap();
     let expected = [
         ("first_name", "\"Ann \u{e9}\""),
         ("zip", "\"07030\""),
@@ -93,7 +93,7 @@ fn f60_names_that_mean_one_field_must_agree() {
     };
     let fields: Vec<_> = problems.iter().map(|problem| problem.field.as_str()).collect();
     assert_eq!(fields, ["zip", "own", "test"]);
-    assert!(matches!(parse(BodyType::Form, b"zip=1&zipcode=2"), Err(Refusal::InvalidLead(_))));
+    assert!(matches!(parse(BodyType::Form, b"zip=1&zipcode=2", &[]), Err(Refusal::InvalidLead(_))));
     // A number and a text are two values.
     assert!(matches!(read_json(r#"{"zip":7030,"zipcode":"7030"}"#), Err(Refusal::InvalidLead(_))));
 }
@@ -209,7 +209,7 @@ fn the_test_switch_is_read_strictly_and_not_forwarded() {
     for bad in [r#"{"test":"yes"}"#, r#"{"test":2}"#, r#"{"test":{}}"#, r#"{"test":true,"TEST":false}"#] {
         assert!(matches!(read_json(bad), Err(Refusal::InvalidLead(_))), "{bad}");
     }
-    assert!(parse(BodyType::Form, b"test=1").unwrap().is_test);
+    assert!(parse(BodyType::Form, b"test=1", &[]).unwrap().is_test);
 }
 
 proptest! {
@@ -231,7 +231,7 @@ proptest! {
 
     #[test]
     fn no_bytes_make_it_panic(body in prop::collection::vec(any::<u8>(), 0..200)) {
-        let _ = parse(BodyType::Json, &body);
-        let _ = parse(BodyType::Form, &body);
+        let _ = parse(BodyType::Json, &body, &[]);
+        let _ = parse(BodyType::Form, &body, &[]);
     }
 }

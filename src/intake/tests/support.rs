@@ -24,6 +24,7 @@ use crate::domain::routing::{
     AnswerRule, AnswerRules, BodyFormat, Buyer, BuyerFilter, Campaign, CandidateOrder, KeyHash, On5xx, OnCrash,
     OnTimeout, Publisher, RequestShape, Routing, Throttle,
 };
+use crate::domain::signature::SigningKey;
 use crate::domain::window::WindowKind;
 use crate::intake::auth::KeyIndex;
 use crate::intake::{LeadAnswer, LeadDesk, Submitted, serve};
@@ -41,6 +42,8 @@ pub(crate) fn publisher(id: &str, throttle: Option<Throttle>) -> Publisher {
         payout: Payout::Share { millionths: 700_000 },
         campaigns: None,
         wait_max: None,
+        signing: None,
+        mapping: vec![],
     }
 }
 
@@ -71,7 +74,7 @@ pub(crate) fn buyer(id: &str, day_limit: u64) -> Buyer {
         caps: vec![Cap { id: CapId::new("day"), window: WindowKind::Day, limit, publisher: None, conditions: vec![] }],
         filter: BuyerFilter::default(),
         hours: vec![],
-        request: RequestShape { format: BodyFormat::Json, headers: vec![], fields: None },
+        request: RequestShape { format: BodyFormat::Json, headers: vec![], signing: None, fields: None },
         answer: AnswerRules {
             accepted: AnswerRule::Status(vec![200]),
             duplicate: None,
@@ -102,12 +105,16 @@ pub(crate) fn routing_of(version: u64, publishers: Vec<Publisher>) -> Routing {
     routing_of_all(version, publishers, vec![], vec![])
 }
 
+/// What `signed` signs with.
+pub(crate) const SIGNING_SECRET: &str = "a secret of both sides";
+
 /// `acme` may use `solar` only, `slow` may ask to wait 2 s, `burst` has 2 requests and then one in 10 minutes or so.
 pub(crate) fn routing() -> Routing {
     let acme = Publisher { campaigns: Some(vec![CampaignId::new("solar").unwrap()]), ..publisher("acme", None) };
     let slow = Publisher { wait_max: Some(Duration::from_secs(2)), ..publisher("slow", None) };
     let burst = publisher("burst", Some(Throttle { per_second: 1, burst: 2 }));
-    let all = vec![acme, slow, burst, publisher("other", None)];
+    let signed = Publisher { signing: SigningKey::new(SIGNING_SECRET).ok(), ..publisher("signed", None) };
+    let all = vec![acme, slow, burst, signed, publisher("other", None)];
     routing_of_all(1, all, vec![], vec![campaign("solar"), campaign("roof")])
 }
 

@@ -6,9 +6,10 @@
 use async_trait::async_trait;
 use jiff::Timestamp;
 
+use super::audit::{Audit, Period, Progress};
 use super::{
-    AttemptPlace, CountedAttempt, CountedSum, DifferenceRow, DoubtRow, JournalSource, LeadDetail, LeadRow, Ledger,
-    LedgerError, MigrationStep, SettleError, Settled, Totals, UsageRow,
+    AttemptPlace, CountedAttempt, CountedSum, DeadLetterRow, DifferenceRow, DoubtRow, JournalSource, LeadDetail,
+    LeadRow, Ledger, LedgerError, MigrationStep, Replayed, SettleError, Settled, Totals, UsageRow,
 };
 use crate::domain::event::{EntryId, Life, Mark};
 use crate::domain::id::{BuyerId, LeadId, Partition, PublisherId};
@@ -16,7 +17,9 @@ use crate::domain::window::Window;
 use crate::store::CounterKey;
 use session::{Database, DbError, Session, Value};
 
+mod audit;
 mod known;
+mod letters;
 mod read;
 pub(super) mod schema;
 pub(super) mod session;
@@ -62,6 +65,16 @@ impl<D: Database> SqlLedger<D> {
         let rows = session.execute(sql.into(), args).await?;
         session.release();
         Ok(rows)
+    }
+
+    async fn begin_usage_once(&self, rows: &[(CounterKey, u64)]) -> Result<(), DbError> {
+        let dialect = self.database.dialect();
+        let mut session = self.database.writer().await?;
+        session.run(dialect.begin).await?;
+        write::begin_usage(session.as_mut(), &dialect, rows).await?;
+        session.run("COMMIT").await?;
+        session.release();
+        Ok(())
     }
 
     async fn make_marks(&self, partitions: u16) -> Result<(), DbError> {
@@ -163,12 +176,8 @@ impl<D: Database> Ledger for SqlLedger<D> {
     async fn begin_usage(&self, rows: &[(CounterKey, u64)]) -> Result<(), LedgerError> {
         let mut tries = 1;
         loop {
-            let mut session = self.database.writer().await?;
-            match write::begin_usage(session.as_mut(), &self.database.dialect(), rows).await {
-                Ok(()) => {
-                    session.release();
-                    return Ok(());
-                }
+            match self.begin_usage_once(rows).await {
+                Ok(()) => return Ok(()),
                 // A settler was in the way; rows that are there by now stay.
                 Err(DbError::Conflict(_)) if tries < CONFLICTS_MAX => tries += 1,
                 Err(error) => return Err(error.into()),
@@ -185,6 +194,22 @@ impl<D: Database> Ledger for SqlLedger<D> {
 
     async fn dead_letters_since(&self, partition: Partition, since: Timestamp) -> Result<u64, LedgerError> {
         Ok(self.count_dead_letters(partition, since).await?)
+    }
+
+    async fn dead_letters(&self, after: i64, count_max: usize) -> Result<Vec<DeadLetterRow>, LedgerError> {
+        Ok(self.read_dead_letters(after, count_max).await?)
+    }
+
+    async fn replay(&self, id: i64) -> Result<Replayed, LedgerError> {
+        let mut tries = 1;
+        loop {
+            match self.replay_once(id, tries == CONFLICTS_MAX).await {
+                Ok(replayed) => return Ok(replayed),
+                // A settler was in the way, or wrote the same lead meanwhile.
+                Err(DbError::Conflict(_) | DbError::Duplicate) if tries < CONFLICTS_MAX => tries += 1,
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
     async fn units_in_doubt(&self, keys: &[CounterKey]) -> Result<Vec<u64>, LedgerError> {
@@ -213,6 +238,10 @@ impl<D: Database> Ledger for SqlLedger<D> {
             .ok_or_else(|| LedgerError::Bug("a key's hash is not 64 hex digits".to_owned()))?;
         let args = vec![hash.into(), publisher.as_str().into()];
         Ok(self.read_lead("WHERE key_hash = ? AND publisher_id = ?", args).await?)
+    }
+
+    async fn audit(&self, period: Period, progress: Progress<'_>) -> Result<Audit, LedgerError> {
+        Ok(self.read_audit(period, progress).await?)
     }
 
     async fn totals(&self) -> Result<Totals, LedgerError> {

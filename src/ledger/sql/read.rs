@@ -75,7 +75,7 @@ fn counted_args(buyer: &BuyerId, span: &Window) -> Vec<Value> {
     vec![buyer.as_str().into(), Value::time(span.start), end]
 }
 
-fn buyer(text: &str) -> Option<BuyerId> {
+pub(super) fn buyer(text: &str) -> Option<BuyerId> {
     BuyerId::new(text).ok()
 }
 

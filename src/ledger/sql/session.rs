@@ -207,6 +207,15 @@ impl Row {
         }
     }
 
+    /// The next column as bytes of any length.
+    pub fn opt_bytes(&mut self) -> Result<Option<Vec<u8>>, DbError> {
+        match self.0.next() {
+            Some(Value::Bytes(bytes)) => Ok(Some(bytes)),
+            Some(Value::Null) => Ok(None),
+            _ => Err(unreadable()),
+        }
+    }
+
     /// The next column as a lead's id.
     pub fn lead(&mut self) -> Result<LeadId, DbError> {
         Ok(LeadId::from_bytes(self.bytes()?))

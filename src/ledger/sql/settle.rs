@@ -161,7 +161,7 @@ async fn fill(
     Ok(settled)
 }
 
-async fn write_chunk(
+pub(super) async fn write_chunk(
     session: &mut dyn Session,
     dialect: &Dialect,
     chunk: &[Incoming],

@@ -2,11 +2,9 @@
 
 use std::borrow::Cow;
 
-use jiff::Timestamp;
-
 use super::session::{DbError, Dialect, Session, Set, Value};
 use crate::domain::event::{Closed, Mark};
-use crate::domain::id::{BuyerId, CampaignId, CapId, PublisherId};
+use crate::domain::id::{BuyerId, CampaignId, PublisherId};
 use crate::domain::money::Currency;
 use crate::domain::outcome::LeadStatus;
 use crate::ledger::DifferenceRow;
@@ -113,6 +111,8 @@ const ENTRIES: Head = Head {
     columns: 7,
 };
 const USAGE: Head = Head { sql: "INSERT INTO cap_usage (buyer_id, cap_id, window_start, used) VALUES ", columns: 4 };
+const BEGUN: Head =
+    Head { sql: "INSERT INTO cap_usage_begun (buyer_id, cap_id, window_start, begun) VALUES ", columns: 4 };
 const DIFFERENCES: Head = Head {
     sql: "INSERT INTO reconcile_differences (buyer_id, cap_id, window_start, counter, expected, action) VALUES ",
     columns: 6,
@@ -292,8 +292,8 @@ pub async fn bury(session: &mut dyn Session, dialect: &Dialect, letters: &[DeadL
     insert(session, dialect, DEAD_LETTERS, &end, rows.into_iter()).await
 }
 
-/// Makes usage rows where there are none. In the order that settlement takes them in, so that the two wait for each other
-/// instead of locking each other out (F68).
+/// Makes usage rows where there are none, and writes down what they begin with. In the order that settlement takes them in,
+/// so that the two wait for each other instead of locking each other out (F68). The caller commits.
 pub async fn begin_usage(
     session: &mut dyn Session,
     dialect: &Dialect,
@@ -305,12 +305,17 @@ pub async fn begin_usage(
         args.push((&key.buyer, &key.cap, key.window.start, used));
     }
     args.sort();
-    let row = |(buyer, cap, start, used): (&BuyerId, &CapId, Timestamp, i64)| {
-        vec![buyer.as_str().into(), cap.as_str().into(), Value::time(start), used.into()]
-    };
-    // Setting a part of the key to what it is leaves the row alone.
-    let end = dialect.upsert("buyer_id, cap_id, window_start", &[Set::New("buyer_id")]);
-    insert(session, dialect, USAGE, &end, args.into_iter().map(row)).await
+    let mut begun = Vec::new();
+    for (buyer, cap, start, used) in args {
+        let row = vec![buyer.as_str().into(), cap.as_str().into(), Value::time(start), used.into()];
+        // One by one, because only the row that this call has made begins with its past.
+        match insert(session, dialect, USAGE, "", std::iter::once(row.clone())).await {
+            Ok(()) if used > 0 => begun.push(row),
+            Ok(()) | Err(DbError::Duplicate) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    insert(session, dialect, BEGUN, "", begun.into_iter()).await
 }
 
 /// Writes differences down.

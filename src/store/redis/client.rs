@@ -2,6 +2,10 @@
 //!
 //! The library replays nothing: a command is written at most once, and a script call that got no answer is asked once more by
 //! us, with the same ids (F20). Every wait and every queue is bounded (F27).
+//!
+//! It follows no redirection of a cluster either: an `ASK` ends its task and every call in flight with it. A redirected call
+//! was not run. After a `MOVED` the library has the new map and the call is asked again; after an `ASK` the slot is on its
+//! way, a script would find half its keys (`TRYAGAIN`), and the call is refused until the slot has arrived.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -150,6 +154,7 @@ impl Link {
                 connection_timeout: Duration::from_secs(2),
                 internal_command_timeout: Duration::from_secs(2),
                 max_command_attempts: 1,
+                max_redirections: 0,
                 max_command_buffer_len: QUEUE_MAX,
                 // A peer that is gone without a word is noticed by its silence.
                 unresponsive: UnresponsiveConfig {
@@ -171,8 +176,15 @@ impl Link {
         })
     }
 
-    async fn run(&self, (digest, text): (&str, &str), call: &Call) -> Result<Reply, StoreError> {
+    async fn run(&self, script: (&str, &str), call: &Call) -> Result<Reply, StoreError> {
         let _permit = self.admit_call()?;
+        match self.run_once(script, call).await {
+            Err(redirected) if is_redirected(&redirected) => self.run_once(script, call).await,
+            result => result,
+        }
+    }
+
+    async fn run_once(&self, (digest, text): (&str, &str), call: &Call) -> Result<Reply, StoreError> {
         match self.client.evalsha::<Value, _, _, _>(digest, call.keys.clone(), args(&call.args)).await {
             Ok(value) => Ok(reply(value)),
             // Certainly not run: run it by its text, which makes it known in the same step (F25).
@@ -186,6 +198,13 @@ impl Link {
 
     async fn plain(&self, commands: &[Plain]) -> Result<Vec<Reply>, StoreError> {
         let _permit = self.admit_call()?;
+        match self.plain_once(commands).await {
+            Err(redirected) if is_redirected(&redirected) => self.plain_once(commands).await,
+            result => result,
+        }
+    }
+
+    async fn plain_once(&self, commands: &[Plain]) -> Result<Vec<Reply>, StoreError> {
         let pipeline = self.client.pipeline();
         for command in commands {
             let hash = if command.args.is_empty() { ClusterHash::Random } else { ClusterHash::FirstKey };
@@ -317,6 +336,14 @@ const UNWRITTEN: [&str; 5] = [
     "Missing server for hash slot",
 ];
 
+/// What the library says of a `MOVED` and of an `ASK`, none of which it follows.
+const REDIRECTED: &str = "Too many redirections.";
+
+/// Another node has the slot: the call was not run, and may be asked again at once.
+fn is_redirected(error: &StoreError) -> bool {
+    matches!(error, StoreError::NotDone(why) if why == REDIRECTED)
+}
+
 /// What an error means for the caller.
 fn meaning(error: &Error) -> StoreError {
     let text = words(error);
@@ -324,6 +351,10 @@ fn meaning(error: &Error) -> StoreError {
     let first = details.split([' ', ':']).next().unwrap_or_default();
     if REFUSALS.contains(&first) || UNWRITTEN.iter().any(|start| details.starts_with(start)) {
         return StoreError::NotDone(text);
+    }
+    // The library's task ended with the call in its hands.
+    if details == "channel closed" {
+        return StoreError::MaybeDone(text);
     }
     match error.kind() {
         ErrorKind::Backpressure | ErrorKind::Auth | ErrorKind::Routing | ErrorKind::Cluster => {
@@ -360,6 +391,8 @@ mod tests {
             assert!(matches!(meaning_of(ErrorKind::Unknown, refused), StoreError::NotDone(_)), "{refused}");
         }
         assert!(matches!(meaning_of(ErrorKind::Backpressure, "full"), StoreError::NotDone(_)));
+        assert!(is_redirected(&meaning_of(ErrorKind::Routing, REDIRECTED)));
+        assert!(matches!(meaning_of(ErrorKind::Unknown, "channel closed"), StoreError::MaybeDone(_)));
         for kind in [ErrorKind::Timeout, ErrorKind::IO, ErrorKind::Canceled] {
             assert!(matches!(meaning_of(kind, "no reply"), StoreError::MaybeDone(_)));
         }

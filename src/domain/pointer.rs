@@ -1,4 +1,7 @@
 //! RFC 6901 pointers into JSON text that is left as it was written, so that `12.50` stays `12.50` (P6).
+//!
+//! One thing beyond the RFC: in a list, the step `[name=value]` finds the first object whose member `name` has that text, and
+//! `[a.b=value]` looks into members of members. Forms that send their answers as a list of names and values are read by it.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -29,6 +32,12 @@ impl<'a> Document<'a> {
         }
     }
 
+    /// The JSON behind a pointer, as it was written.
+    #[must_use]
+    pub fn raw(self, pointer: &str) -> Option<&'a RawValue> {
+        self.find(pointer)
+    }
+
     fn find(self, pointer: &str) -> Option<&'a RawValue> {
         if pointer.is_empty() {
             return Some(self.0);
@@ -37,6 +46,7 @@ impl<'a> Document<'a> {
             let token = token.replace("~1", "/").replace("~0", "~");
             match value.get().as_bytes().first()? {
                 b'{' => serde_json::from_str::<HashMap<String, &RawValue>>(value.get()).ok()?.remove(&token),
+                b'[' if token.starts_with('[') => select(value, &token),
                 b'[' => {
                     let is_index = token == "0" || !token.starts_with('0') && token.bytes().all(|b| b.is_ascii_digit());
                     let index: usize = is_index.then(|| token.parse().ok())??;
@@ -46,6 +56,33 @@ impl<'a> Document<'a> {
             }
         })
     }
+}
+
+/// `[name=value]`
+fn select<'a>(list: &'a RawValue, token: &str) -> Option<&'a RawValue> {
+    let (path, wanted) = token.strip_prefix('[')?.strip_suffix(']')?.split_once('=')?;
+    let items: Vec<&RawValue> = serde_json::from_str(list.get()).ok()?;
+    let is_it = |item: &&RawValue| {
+        let found = path.split('.').try_fold(*item, |value, name| {
+            let members: HashMap<String, &RawValue> = serde_json::from_str(value.get()).ok()?;
+            members.get(name).copied()
+        });
+        found.and_then(|value| Document(value).text("")).is_some_and(|text| text == wanted)
+    };
+    items.into_iter().find(is_it)
+}
+
+/// Is it a pointer that could find something?
+#[must_use]
+pub fn is_pointer(text: &str) -> bool {
+    let is_good = |token: &str| {
+        let tildes_are_good = token.split('~').skip(1).all(|rest| rest.starts_with(['0', '1']));
+        let selects = token.strip_prefix('[').is_none_or(|rest| {
+            rest.strip_suffix(']').and_then(|rest| rest.split_once('=')).is_some_and(|(name, _)| !name.is_empty())
+        });
+        tildes_are_good && selects
+    };
+    text.is_empty() || text.strip_prefix('/').is_some_and(|rest| rest.split('/').all(is_good))
 }
 
 #[cfg(test)]
@@ -76,6 +113,30 @@ mod tests {
             assert_eq!(document.text(pointer).as_deref(), expected, "{pointer}");
         }
         assert_eq!(Document::read(b"\xef\xbb\xbf \"accepted\" ").unwrap().text("").as_deref(), Some("accepted"));
+    }
+
+    #[test]
+    fn a_list_of_names_and_values_is_read_by_name() {
+        let json = br#"{"answers":[7,{"id":"a","field":{"ref":"x"},"v":1},{"id":"b=","field":{"ref":"y"},"v":"two"}]}"#;
+        let document = Document::read(json).unwrap();
+        for (pointer, expected) in [
+            ("/answers/[id=a]/v", Some("1")),
+            ("/answers/[field.ref=y]/v", Some("two")),
+            ("/answers/[id=b=]/v", Some("two")),
+            ("/answers/[v=1]/id", Some("a")),
+            ("/answers/[id=c]/v", None),
+            ("/answers/[field=x]/v", None),
+            ("/answers/[id]/v", None),
+            ("/[id=a]", None),
+        ] {
+            assert_eq!(document.text(pointer).as_deref(), expected, "{pointer}");
+        }
+        for good in ["", "/", "/a/0", "/a~1b", "/a/[n=v]/x", "/a/[n=]"] {
+            assert!(is_pointer(good), "{good}");
+        }
+        for bad in ["a", "/a~2", "/a~", "/a/[n", "/a/[n]", "/a/[=v]"] {
+            assert!(!is_pointer(bad), "{bad}");
+        }
     }
 
     #[test]
