@@ -97,8 +97,8 @@ pub struct Gateway {
     pub(crate) full: FullMemory,
     /// Which windows are not the calendar's.
     pub(crate) windows: WindowsInForce,
-    /// When the routing file was last read because the store knew a newer one.
-    pub(crate) caught_up_at: tokio::sync::Mutex<Option<Instant>>,
+    /// When the routing file was last read because the store knew a newer one, and which.
+    pub(crate) caught_up: tokio::sync::Mutex<Option<(Instant, u64)>>,
     /// One doubt is resolved at a time: who pays the publisher depends on what is booked already.
     pub(crate) resolving: tokio::sync::Mutex<()>,
     pub(crate) routing: ArcSwap<RoutingInForce>,

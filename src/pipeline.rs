@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use jiff::Timestamp;
@@ -135,6 +135,8 @@ struct Walk<'a> {
     name: WalkName,
     /// Offers of a newer routing, for buyers that the store has seen it used for (F86), by the place of the old offer.
     newer: HashMap<usize, NewerOffer>,
+    /// How much longer the lead waits for counters that have to be read from the books.
+    seed_patience: Duration,
     /// Most candidates in the next take.
     candidates_max: usize,
 }
@@ -175,6 +177,7 @@ impl<'a> Walk<'a> {
             taken: None,
             name: WalkName::generate(),
             newer: HashMap::new(),
+            seed_patience: leasing::SEED_PATIENCE,
             candidates_max: leasing::CANDIDATES_IN_FIRST_TAKE,
         }
     }

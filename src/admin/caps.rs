@@ -1,14 +1,19 @@
 //! The caps table: every cap's present window with limit, counter, open leases and units in doubt.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
+use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
-use super::AdminError;
+use super::{AdminError, write_place};
 use crate::app::Gateway;
 use crate::domain::cap::Limit;
-use crate::domain::id::{BuyerId, CapId, Partition};
+use crate::domain::id::{BuyerId, CapId, LeadId, Partition};
 use crate::domain::money::Micros;
+use crate::domain::window::Window;
+use crate::ledger::AttemptPlace;
+use crate::settle::recovery::wait_for_books;
 use crate::store::StoreError;
 
 /// Open leases read per partition.
@@ -49,10 +54,7 @@ pub(super) async fn table(gateway: &Gateway, only: Option<&BuyerId>) -> Result<V
             let lookup = (buyer.id.clone(), cap.id.clone(), window.start.as_millisecond());
             let held = open.get(&lookup).copied().unwrap_or(0);
             let limit = cap.limit_units();
-            let show = |units: u64| match cap.limit {
-                Limit::Leads(_) => units.to_string(),
-                Limit::Spend(_) => Micros(i64::try_from(units).unwrap_or(i64::MAX)).to_string(),
-            };
+            let show = |units: u64| shown(cap.limit, units);
             rows.push(json!({
                 "buyer": buyer.id.as_str(),
                 "cap": cap.id.as_str(),
@@ -81,4 +83,66 @@ async fn open_units(gateway: &Gateway) -> Result<HashMap<WindowKey, u64>, AdminE
         }
     }
     Ok(units)
+}
+
+/// Attempts looked at for one page of leads.
+const LEADS_PAGE: usize = 200;
+
+/// How long the list waits for what is still in the journals.
+const BOOKS_PATIENCE: Duration = Duration::from_secs(3);
+
+/// An attempt is sent after its lease was taken and by another clock than the one that chose its window: looked for this far
+/// around the window.
+const SENT_SLACK: SignedDuration = SignedDuration::from_hours(1);
+
+/// The leads that make up a cap's count in its present window; see [`super::AdminDesk::cap_leads`].
+pub(super) async fn leads(
+    gateway: &Gateway,
+    buyer: &BuyerId,
+    cap: &CapId,
+    after: Option<&AttemptPlace>,
+) -> Result<Value, AdminError> {
+    let routing = gateway.routing();
+    let known = routing.compiled.routing().buyers.get(buyer).ok_or(AdminError::NotFound)?;
+    let limit = known.caps.iter().find(|known| known.id == *cap).ok_or(AdminError::NotFound)?;
+    let window = gateway.windows.window(known, limit, gateway.store.now());
+    let row = |lead: LeadId, state: &str, units: u64, at: Timestamp| json!({ "lead_id": lead.to_string(), "state": state, "amount": shown(limit.limit, units), "at": at.to_string() });
+    let mut rows = Vec::new();
+    if after.is_none() {
+        // Leases are read before the books: one that ends between the two is seen at least once.
+        let partition = Partition::of(buyer.as_str(), gateway.store.partitions());
+        for lease in gateway.store.open_leases(partition, OPEN_LEASES_MAX).await? {
+            let mut charges = lease.charges.iter().filter(|_| lease.key.buyer == *buyer);
+            if let Some(charge) = charges.find(|charge| charge.cap == *cap && charge.window.start == window.start) {
+                rows.push(row(lease.key.lead, "open", charge.amount, lease.taken_at));
+            }
+        }
+        wait_for_books(gateway, BOOKS_PATIENCE).await.map_err(|error| AdminError::Unavailable(error.to_string()))?;
+    }
+    let span = Window {
+        start: window.start.checked_sub(SENT_SLACK).unwrap_or(Timestamp::UNIX_EPOCH),
+        end: window.end.and_then(|end| end.checked_add(SENT_SLACK).ok()),
+    };
+    let page = gateway.ledger.counted_attempts(buyer, &span, after, LEADS_PAGE, false).await?;
+    for attempt in &page {
+        let start_ms = window.start.as_millisecond();
+        if let Some(charge) = attempt.windows.iter().find(|charge| charge.cap == *cap && charge.start_ms == start_ms) {
+            rows.push(row(attempt.place.lead, attempt.outcome.as_str(), charge.amount, attempt.place.sent_at));
+        }
+    }
+    let next = page.last().filter(|_| page.len() == LEADS_PAGE).map(|last| write_place(&last.place));
+    Ok(json!({
+        "buyer": buyer.as_str(),
+        "cap": cap.as_str(),
+        "window_start": window.start.to_string(),
+        "leads": rows,
+        "next": next,
+    }))
+}
+
+fn shown(limit: Limit, units: u64) -> String {
+    match limit {
+        Limit::Leads(_) => units.to_string(),
+        Limit::Spend(_) => Micros(i64::try_from(units).unwrap_or(i64::MAX)).to_string(),
+    }
 }

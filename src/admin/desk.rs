@@ -6,11 +6,11 @@ use serde_json::{Value, json};
 use super::{AdminDesk, AdminError, ReadyCheck, write_place};
 use crate::app::reload::{Reloaded, reload_now};
 use crate::desk::Desk;
-use crate::domain::id::{BuyerId, LeadId};
+use crate::domain::id::{BuyerId, CapId, LeadId};
 use crate::domain::lease::LeaseKey;
 use crate::domain::outcome::LeadStatus;
 use crate::explain;
-use crate::ledger::{DoubtPlace, DoubtRow, LedgerError, SettleError};
+use crate::ledger::{AttemptPlace, DoubtRow, LedgerError, SettleError};
 use crate::settle::reconcile;
 use crate::settle::resolve::{ResolveError, Wish, resolve};
 
@@ -64,6 +64,10 @@ impl AdminDesk for Desk {
         super::caps::table(&self.gateway, buyer.as_ref()).await
     }
 
+    async fn cap_leads(&self, buyer: BuyerId, cap: CapId, after: Option<AttemptPlace>) -> Result<Value, AdminError> {
+        super::caps::leads(&self.gateway, &buyer, &cap, after.as_ref()).await
+    }
+
     async fn lead(&self, lead: LeadId) -> Result<Option<Value>, AdminError> {
         let mut detail = self.gateway.ledger.lead_detail(lead).await?;
         if detail.as_ref().is_none_or(|detail| detail.lead.status == LeadStatus::Pending) {
@@ -90,7 +94,7 @@ impl AdminDesk for Desk {
         }
     }
 
-    async fn doubts(&self, buyer: BuyerId, after: Option<DoubtPlace>) -> Result<Value, AdminError> {
+    async fn doubts(&self, buyer: BuyerId, after: Option<AttemptPlace>) -> Result<Value, AdminError> {
         let doubts = self.gateway.ledger.doubts(&buyer, after.as_ref(), DOUBTS_MAX).await?;
         let is_known = self.gateway.routing().compiled.routing().buyers.contains_key(&buyer);
         // A buyer that the routing no longer has may have left doubts behind.

@@ -14,11 +14,12 @@ use subtle::ConstantTimeEq;
 
 use super::reply::{self, Refusal};
 use super::{AdminDesk, read_place};
-use crate::domain::id::{BuyerId, LeadId};
+use crate::domain::id::{BuyerId, CapId, LeadId};
 use crate::domain::routing::Secret;
 use crate::intake::auth::bearer_token;
 use crate::intake::body::{Body, BodyFault};
 use crate::intake::server::{Handler, Reply};
+use crate::ledger::AttemptPlace;
 
 /// Largest body.
 pub(super) const BODY_BYTES_MAX: usize = 4_096;
@@ -41,6 +42,7 @@ enum Route<'a> {
     Readiness,
     Metrics,
     Caps,
+    CapLeads,
     Lead(&'a str),
     Pause { buyer: &'a str, is_paused: bool },
     Doubts(&'a str),
@@ -101,6 +103,11 @@ impl Endpoint {
                 let buyer = query(&head.uri, "buyer").map(|id| buyer_id(&id)).transpose()?;
                 Ok(reply::done(&in_time(self.desk.caps(buyer)).await??))
             }
+            Route::CapLeads => {
+                let named = |name| query(&head.uri, name).ok_or(Refusal::Malformed("name buyer and cap"));
+                let (buyer, cap) = (buyer_id(&named("buyer")?)?, CapId::new(&named("cap")?));
+                Ok(reply::done(&in_time(self.desk.cap_leads(buyer, cap, after(&head.uri)?)).await??))
+            }
             Route::Lead(lead) => {
                 let found = in_time(self.desk.lead(lead_id(lead)?)).await??;
                 found.map(|value| reply::done(&value)).ok_or(Refusal::NotFound)
@@ -112,10 +119,7 @@ impl Endpoint {
             }
             Route::Doubts(buyer) => {
                 let buyer = buyer_id(buyer)?;
-                let place =
-                    |text: String| read_place(&text).ok_or(Refusal::Malformed("after is not a next of this list"));
-                let after = query(&head.uri, "after").map(place).transpose()?;
-                Ok(reply::done(&in_time(self.desk.doubts(buyer, after)).await??))
+                Ok(reply::done(&in_time(self.desk.doubts(buyer, after(&head.uri)?)).await??))
             }
             Route::Resolve(lead) => {
                 let lead = lead_id(lead)?;
@@ -158,6 +162,7 @@ fn route(path: &str) -> Option<(Route<'_>, Method)> {
         ["readyz"] => (Route::Readiness, Method::GET),
         ["metrics"] => (Route::Metrics, Method::GET),
         ["v1", "caps"] => (Route::Caps, Method::GET),
+        ["v1", "caps", "leads"] => (Route::CapLeads, Method::GET),
         ["v1", "leads", lead] => (Route::Lead(lead), Method::GET),
         ["v1", "leads", lead, "resolve"] => (Route::Resolve(lead), Method::POST),
         ["v1", "buyers", buyer, "doubts"] => (Route::Doubts(buyer), Method::GET),
@@ -180,6 +185,12 @@ async fn in_time<T>(asked: impl Future<Output = T>) -> Result<T, Refusal> {
 fn query(uri: &Uri, name: &str) -> Option<String> {
     let mut pairs = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes());
     pairs.find(|(found, _)| found == name).map(|(_, value)| value.into_owned())
+}
+
+/// Where a page of a list begins.
+fn after(uri: &Uri) -> Result<Option<AttemptPlace>, Refusal> {
+    let place = |text: String| read_place(&text).ok_or(Refusal::Malformed("after is not a next of this list"));
+    query(uri, "after").map(place).transpose()
 }
 
 /// What is no id names nobody.

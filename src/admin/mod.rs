@@ -12,10 +12,10 @@ use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::domain::id::{BuyerId, LeadId};
+use crate::domain::id::{BuyerId, CapId, LeadId};
 use crate::domain::routing::Secret;
 use crate::intake::server;
-use crate::ledger::DoubtPlace;
+use crate::ledger::AttemptPlace;
 
 mod caps;
 mod desk;
@@ -54,16 +54,16 @@ pub enum AdminError {
     NotAvailableYet,
 }
 
-/// A place in a list of doubts, as `next` and `after` carry it: microseconds and lead.
-fn write_place(place: &DoubtPlace) -> String {
+/// A place in a list of attempts, as `next` and `after` carry it: microseconds and lead.
+fn write_place(place: &AttemptPlace) -> String {
     format!("{}_{}", place.sent_at.as_microsecond(), place.lead)
 }
 
 /// Reads [`write_place`].
-fn read_place(text: &str) -> Option<DoubtPlace> {
+fn read_place(text: &str) -> Option<AttemptPlace> {
     let (sent_at_us, lead) = text.split_once('_')?;
     let sent_at = Timestamp::from_microsecond(sent_at_us.parse().ok()?).ok()?;
-    Some(DoubtPlace { sent_at, lead: lead.parse().ok()? })
+    Some(AttemptPlace { sent_at, lead: lead.parse().ok()? })
 }
 
 /// The rest of the gateway, as operators see it.
@@ -78,6 +78,11 @@ pub trait AdminDesk: Send + Sync {
     /// Caps of one buyer or of all: `{"caps":[...]}`.
     async fn caps(&self, buyer: Option<BuyerId>) -> Result<Value, AdminError>;
 
+    /// The leads that make up a cap's count in its present window, page by page: `{"buyer","cap","window_start","leads":[{
+    /// "lead_id","state","amount","at"}],"next":...}`. `state` is `open` for a lease that has not ended (on the first page),
+    /// else the attempt's outcome. A page may be short, or empty, before the last one.
+    async fn cap_leads(&self, buyer: BuyerId, cap: CapId, after: Option<AttemptPlace>) -> Result<Value, AdminError>;
+
     /// Everything about one lead.
     async fn lead(&self, lead: LeadId) -> Result<Option<Value>, AdminError>;
 
@@ -89,7 +94,7 @@ pub trait AdminDesk: Send + Sync {
 
     /// A buyer's attempts in doubt, from the oldest on, page by page: `{"doubts":[...],"next":...}`, where `next` is what
     /// the next page comes after, or null.
-    async fn doubts(&self, buyer: BuyerId, after: Option<DoubtPlace>) -> Result<Value, AdminError>;
+    async fn doubts(&self, buyer: BuyerId, after: Option<AttemptPlace>) -> Result<Value, AdminError>;
 
     /// Ends a doubt.
     async fn resolve(&self, lead: LeadId, buyer: BuyerId, is_accepted: bool) -> Result<Value, AdminError>;

@@ -44,6 +44,10 @@ impl AdminDesk for Desk {
         buyer.as_ref().map_or(Ok(()), Self::buyer)?;
         Ok(json!({ "caps": [buyer.map(|id| id.as_str().to_owned())] }))
     }
+    async fn cap_leads(&self, buyer: BuyerId, cap: CapId, after: Option<AttemptPlace>) -> Result<Value, AdminError> {
+        Self::buyer(&buyer)?;
+        Ok(json!({ "cap": cap.as_str(), "next": after.map(|place| write_place(&place)) }))
+    }
     async fn lead(&self, lead: LeadId) -> Result<Option<Value>, AdminError> {
         Ok((lead.to_string() == LEAD).then(|| json!({ "lead_id": LEAD })))
     }
@@ -56,7 +60,7 @@ impl AdminDesk for Desk {
         let problems = self.problems.lock().clone();
         if problems.is_empty() { Ok(()) } else { Err(problems) }
     }
-    async fn doubts(&self, buyer: BuyerId, after: Option<DoubtPlace>) -> Result<Value, AdminError> {
+    async fn doubts(&self, buyer: BuyerId, after: Option<AttemptPlace>) -> Result<Value, AdminError> {
         Self::buyer(&buyer)?;
         Ok(json!({ "doubts": [], "next": after.map(|place| write_place(&place)) }))
     }

@@ -84,10 +84,11 @@ pub async fn catch_up(gateway: &Arc<Gateway>, version: u64) -> Option<Arc<Routin
         return Some(routing);
     }
     let look = async {
-        let mut looked_at = gateway.caught_up_at.lock().await;
-        if in_force().is_none() && looked_at.is_none_or(|at| at.elapsed() >= CATCH_UP_EVERY) {
+        let mut last = gateway.caught_up.lock().await;
+        let is_due = last.is_none_or(|(at, wanted)| wanted < version || at.elapsed() >= CATCH_UP_EVERY);
+        if in_force().is_none() && is_due {
             reload_now(gateway).await;
-            *looked_at = Some(Instant::now());
+            *last = Some((Instant::now(), version));
         }
     };
     // Out of patience: what is in force by then decides.

@@ -244,7 +244,7 @@ fn assemble(
         seeder: Seeder::default(),
         full: FullMemory::default(),
         windows: WindowsInForce::default(),
-        caught_up_at: tokio::sync::Mutex::default(),
+        caught_up: tokio::sync::Mutex::default(),
         routing: arc_swap::ArcSwap::from_pointee(routing),
         warm_up_wanted: tokio::sync::Notify::new(),
         reconcile_wanted: tokio::sync::Notify::new(),

@@ -15,6 +15,9 @@ pub(super) struct CapsArgs {
     /// Only this buyer
     #[arg(long)]
     buyer: Option<BuyerId>,
+    /// The leads that make up the count of one cap of the buyer (by the cap's id, like day or month:spend)
+    #[arg(long, value_name = "CAP", requires = "buyer")]
+    leads: Option<String>,
     /// JSON instead of a table
     #[arg(long)]
     json: bool,
@@ -34,8 +37,13 @@ const COLUMNS: [(&str, &str); 9] = [
     ("resets_at", "RESETS (UTC)"),
 ];
 
+const LEAD_COLUMNS: [&str; 4] = ["lead_id", "state", "amount", "at"];
+
 pub(super) fn run(args: &CapsArgs) -> ExitCode {
     block_on(async {
+        if let (Some(buyer), Some(cap)) = (&args.buyer, &args.leads) {
+            return leads(args, buyer, cap).await;
+        }
         let path = args.buyer.as_ref().map_or_else(|| "/v1/caps".to_owned(), |buyer| format!("/v1/caps?buyer={buyer}"));
         match args.admin.get(&path).await {
             Ok(caps) if args.json => println!("{caps:#}"),
@@ -44,6 +52,34 @@ pub(super) fn run(args: &CapsArgs) -> ExitCode {
         }
         ExitCode::SUCCESS
     })
+}
+
+/// One page after the other; with `--json` one lead a line.
+async fn leads(args: &CapsArgs, buyer: &BuyerId, cap: &str) -> ExitCode {
+    let mut after: Option<String> = None;
+    loop {
+        let mut query = form_urlencoded::Serializer::new(String::new());
+        query.append_pair("buyer", buyer.as_str()).append_pair("cap", cap);
+        if let Some(after) = &after {
+            query.append_pair("after", after);
+        }
+        let page = match args.admin.get(&format!("/v1/caps/leads?{}", query.finish())).await {
+            Ok(page) => page,
+            Err(error) => return fail(&error.to_string()),
+        };
+        for lead in page["leads"].as_array().into_iter().flatten() {
+            if args.json {
+                println!("{lead}");
+            } else {
+                let words: Vec<&str> = LEAD_COLUMNS.iter().map(|name| lead[*name].as_str().unwrap_or("-")).collect();
+                println!("{}", words.join("  "));
+            }
+        }
+        match page["next"].as_str() {
+            Some(next) => after = Some(next.to_owned()),
+            None => return ExitCode::SUCCESS,
+        }
+    }
 }
 
 fn as_text(caps: &Value) -> String {

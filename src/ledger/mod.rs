@@ -25,6 +25,7 @@ use crate::domain::id::{BuyerId, CampaignId, CapId, LeadId, Partition, Publisher
 use crate::domain::lease::LeaseKey;
 use crate::domain::money::{Currency, Micros};
 use crate::domain::outcome::{AttemptOutcome, LeadStatus};
+use crate::domain::window::Window;
 use crate::store::{CounterKey, StoreError};
 use audit::{Audit, Period, Progress};
 
@@ -166,14 +167,19 @@ impl AttemptRow {
     /// # Errors
     /// [`LedgerError::Bug`] when the row cannot be read.
     pub fn charged(&self) -> Result<Vec<WindowAmount>, LedgerError> {
-        let stored = windows::stored_windows(&self.windows).map_err(|text| LedgerError::Bug(text.to_owned()))?;
-        let window = |((cap, start), amount): (windows::StoredPlace, u64)| WindowAmount {
-            cap: CapId::new(&cap),
-            start_ms: start.as_millisecond(),
-            amount,
-        };
-        Ok(stored.into_iter().map(window).collect())
+        charged(&self.windows)
     }
+}
+
+/// Reads the `windows` column.
+fn charged(windows: &str) -> Result<Vec<WindowAmount>, LedgerError> {
+    let stored = windows::stored_windows(windows).map_err(|text| LedgerError::Bug(text.to_owned()))?;
+    let window = |((cap, start), amount): (windows::StoredPlace, u64)| WindowAmount {
+        cap: CapId::new(&cap),
+        start_ms: start.as_millisecond(),
+        amount,
+    };
+    Ok(stored.into_iter().map(window).collect())
 }
 
 /// A line of the books.
@@ -290,13 +296,24 @@ pub trait Ledger: Send + Sync + std::fmt::Debug {
     /// marks, in one snapshot: what a store that keeps its counters in this process starts from.
     async fn usage_all(&self, since: Timestamp) -> Result<(Vec<Mark>, Vec<UsageRow>), LedgerError>;
 
-    /// Counted attempts of a buyer sent within `[start, end)`, with publisher and payload of their leads: what a cap that is
-    /// new in mid-window starts from.
+    /// How many attempts of a buyer that were sent within `span` count, and what they cost: what a cap that is new in
+    /// mid-window starts from. Of one publisher, or of all.
+    async fn counted_sum(
+        &self,
+        buyer: &BuyerId,
+        span: &Window,
+        publisher: Option<&PublisherId>,
+    ) -> Result<CountedSum, LedgerError>;
+
+    /// Counted attempts of a buyer sent within `span`, from the oldest on, at most `count_max`, after `after`; with the
+    /// payload of their leads where it is wanted.
     async fn counted_attempts(
         &self,
         buyer: &BuyerId,
-        start: Timestamp,
-        end: Option<Timestamp>,
+        span: &Window,
+        after: Option<&AttemptPlace>,
+        count_max: usize,
+        wants_payload: bool,
     ) -> Result<Vec<CountedAttempt>, LedgerError>;
 
     /// Makes rows of `cap_usage` for windows that have none, with this much used; rows that are there stay as they are. Called
@@ -326,7 +343,7 @@ pub trait Ledger: Send + Sync + std::fmt::Debug {
     async fn doubts(
         &self,
         buyer: &BuyerId,
-        after: Option<&DoubtPlace>,
+        after: Option<&AttemptPlace>,
         count_max: usize,
     ) -> Result<Vec<DoubtRow>, LedgerError>;
 
@@ -439,20 +456,35 @@ pub struct DifferenceRow {
     pub action: DifferenceAction,
 }
 
+/// Attempts that count, summed up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CountedSum {
+    /// How many.
+    pub leads: u64,
+    /// What they cost, in micros.
+    pub price: u64,
+}
+
 /// One attempt that counts, as [`Ledger::counted_attempts`] reads it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CountedAttempt {
+    /// Which.
+    pub place: AttemptPlace,
+    /// `accepted`, `late_accepted` or `in_doubt`.
+    pub outcome: AttemptOutcome,
+    /// What it counts.
+    pub windows: Vec<WindowAmount>,
     /// Who sent the lead.
     pub publisher: PublisherId,
-    /// JSON text of the lead; `None` when it was removed.
+    /// JSON text of the lead; `None` when it was removed, or was not wanted.
     pub payload: Option<String>,
     /// What it costs.
     pub price: Micros,
 }
 
-/// Where an attempt stands among a buyer's doubts: by the time it was sent, then by lead.
+/// Where an attempt stands among a buyer's: by the time it was sent, then by lead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DoubtPlace {
+pub struct AttemptPlace {
     /// When the forward started.
     pub sent_at: Timestamp,
     /// The lead.
@@ -463,7 +495,7 @@ pub struct DoubtPlace {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DoubtRow {
     /// Which.
-    pub place: DoubtPlace,
+    pub place: AttemptPlace,
     /// Do its units count?
     pub counted: bool,
     /// Why it is in doubt: `timeout`, `gateway_lost`, ...

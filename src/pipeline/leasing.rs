@@ -1,6 +1,6 @@
 //! The lease step: the first buyer with room in every cap, refusals noted, what a second call can cure cured.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::story::Filtered;
 use super::{Walk, WalkOrder};
@@ -21,9 +21,16 @@ pub(super) const CANDIDATES_IN_FIRST_TAKE: usize = 8;
 /// costs few round trips and a short one little work.
 const CANDIDATES_PER_TAKE: usize = 32;
 
-/// How often one lease is asked for again after a refusal that a second call can cure (wrong window, unseeded, a life that
+/// How often one candidate is asked again after a refusal that a second call can cure (wrong window, unseeded, a life that
 /// has to be opened).
 const CURES_MAX: u32 = 6;
+
+/// The candidate that was cured last, and how often in a row.
+type Cured = (usize, u32);
+
+/// How long a lead waits for counters to be read from the books, all its buyers together: the rest of its time is for buyers
+/// whose counters are there.
+pub(super) const SEED_PATIENCE: Duration = Duration::from_secs(3);
 
 /// What asking for the next lease came to.
 pub(super) enum Leased {
@@ -118,7 +125,7 @@ impl Walk<'_> {
 
     /// Takes a lease of the first remaining buyer with room.
     pub(super) async fn lease(&mut self) -> Leased {
-        let mut cures = 0;
+        let mut cured = (usize::MAX, 0);
         loop {
             if let Some(sold) = self.late.sold() {
                 return Leased::Ended(Verdict::Sold(sold));
@@ -140,7 +147,7 @@ impl Walk<'_> {
                 self.taken = Some(Taken { offers, candidates: take.candidates, reply, asked_at });
             }
             let Some(taken) = self.taken.take() else { continue };
-            if let Some(held) = self.read_take(&taken, &mut cures).await {
+            if let Some(held) = self.read_take(&taken, &mut cured).await {
                 return Leased::Held(held);
             }
         }
@@ -175,8 +182,8 @@ impl Walk<'_> {
     }
 
     /// Sorts a take's reply: notes who was full, cures what a second call can cure.
-    async fn read_take(&mut self, taken: &Taken, cures: &mut u32) -> Option<HeldOffer> {
-        let mut cure = None;
+    async fn read_take(&mut self, taken: &Taken, cured: &mut Cured) -> Option<HeldOffer> {
+        let mut cure: Option<(usize, Cure)> = None;
         for (position, refusal) in &taken.reply.refused {
             let (Some(&index), Some(candidate)) = (taken.offers.get(*position), taken.candidates.get(*position)) else {
                 continue;
@@ -188,31 +195,35 @@ impl Walk<'_> {
                 }
                 Refusal::Ended(_) => LeaseResult::Ended,
                 Refusal::Underway => LeaseResult::Underway,
-                _ if *cures >= CURES_MAX => {
+                Refusal::Unseeded { .. } if self.seed_patience.is_zero() => {
+                    self.story.unavailable(index, Check::Cap, [("store", "counts are not ready".to_owned())]);
+                    LeaseResult::Unseeded
+                }
+                _ if *cured == (index, CURES_MAX) => {
                     self.story.unavailable(index, Check::Cap, [("store", "counts are not ready".to_owned())]);
                     LeaseResult::Unavailable
                 }
                 Refusal::Stale { newest } => {
-                    cure = Some(Cure::CatchUp { index, newest: *newest });
+                    cure = Some((index, Cure::CatchUp { newest: *newest }));
                     LeaseResult::Stale
                 }
                 // The next take computes its windows from the store's clock anew.
                 Refusal::WrongWindow { store_now } => {
                     self.gateway.note_store_clock(*store_now);
-                    cure = Some(Cure::AskAgain);
+                    cure = Some((index, Cure::AskAgain));
                     continue;
                 }
                 Refusal::OtherWindow { cap, window } => {
                     self.gateway.windows.learn(&candidate.buyer, cap, *window);
-                    cure = Some(Cure::AskAgain);
+                    cure = Some((index, Cure::AskAgain));
                     continue;
                 }
                 Refusal::Unseeded { .. } => {
-                    cure = Some(Cure::Seed { index });
+                    cure = Some((index, Cure::Seed));
                     LeaseResult::Unseeded
                 }
                 Refusal::NewLife => {
-                    cure = Some(Cure::OpenPartitions);
+                    cure = Some((index, Cure::OpenPartitions));
                     LeaseResult::NewLife
                 }
             };
@@ -231,9 +242,9 @@ impl Walk<'_> {
             held.about.ordinal = self.attempts;
             return Some(HeldOffer { offer: index, held, asked_at: taken.asked_at });
         }
-        if let Some(cure) = cure {
-            *cures += 1;
-            self.cure(cure).await;
+        if let Some((index, cure)) = cure {
+            *cured = if cured.0 == index { (index, cured.1 + 1) } else { (index, 1) };
+            self.cure(index, cure).await;
         }
         None
     }
@@ -246,12 +257,17 @@ impl Walk<'_> {
         self.story.full(index, &full, &zone);
     }
 
-    async fn cure(&mut self, cure: Cure) {
+    async fn cure(&mut self, index: usize, cure: Cure) {
         match cure {
             Cure::AskAgain => {}
             Cure::OpenPartitions => self.gateway.open_partitions_for_take().await,
-            Cure::Seed { index } => self.gateway.seed(&self.offer(index).buyer).await,
-            Cure::CatchUp { index, newest } => self.catch_up(index, newest).await,
+            Cure::Seed => {
+                // The seed that runs when the routing comes into force waits for nobody: it ends what is too long for a lead.
+                let (began, seed) = (Instant::now(), self.gateway.seed(&self.offer(index).buyer));
+                let _ = tokio::time::timeout(self.seed_patience, seed).await;
+                self.seed_patience = self.seed_patience.saturating_sub(began.elapsed());
+            }
+            Cure::CatchUp { newest } => self.catch_up(index, newest).await,
         }
     }
 
@@ -308,9 +324,9 @@ enum Cure {
     /// The partition's life has to be opened.
     OpenPartitions,
     /// The buyer's counters have to be read from the books.
-    Seed { index: usize },
+    Seed,
     /// A newer routing has to be loaded.
-    CatchUp { index: usize, newest: u64 },
+    CatchUp { newest: u64 },
 }
 
 /// What is the same for every candidate of the lead.

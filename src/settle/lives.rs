@@ -302,7 +302,7 @@ impl Lives {
         gateway: &Gateway,
         memory: &mut Memory,
         found: &mut [Found],
-        closed: &mut Vec<ClosedPartition>,
+        closed: &mut [ClosedPartition],
     ) -> Result<(), SettleError> {
         let mut opened = Vec::new();
         let mut must_settle = false;
@@ -386,15 +386,15 @@ async fn raise(gateway: &Gateway, found: &mut [Found]) -> Result<(), SettleError
     if raises.is_empty() {
         return Ok(());
     }
-    let raised = gateway.ledger.raise_lives(&raises).await?;
-    for Raise { partition, to, server, .. } in raises.iter().filter(|raise| raised.contains(&raise.partition)) {
+    let ours = gateway.ledger.raise_lives(&raises).await?;
+    for Raise { partition, to, server, .. } in raises.iter().filter(|raise| ours.contains(&raise.partition)) {
         for found in found.iter_mut().filter(|found| found.row.mark.partition == *partition) {
             let mark = Mark { partition: *partition, life: *to, entry: EntryId::default() };
             found.row = LifeRow { mark, server: server.clone(), stage: Stage::Raised };
             found.step = Step::Begin;
         }
     }
-    let lost = raises.iter().filter(|raise| raise.from.0 > 0 && raised.contains(&raise.partition)).count() as u64;
+    let lost = raises.iter().filter(|raise| raise.from.0 > 0 && ours.contains(&raise.partition)).count() as u64;
     if lost > 0 {
         gateway.telemetry.store.new_lives.increment(lost);
         tracing::warn!(partitions = lost, "the store's data is not what the books know: new life");
@@ -630,7 +630,7 @@ mod tests {
             let memory = Memory { beat: Some((now, since)), peers, ..Memory::default() };
             waits_for(&memory, Partition(0), Life(4)).is_some()
         };
-        let long_ago = now - Duration::from_secs(60);
+        let long_ago = now - Duration::from_mins(1);
         assert!(!waits(vec![peer(0, 4), peer(1, 4)], now));
         assert!(waits(vec![peer(0, 4), peer(1, 3)], long_ago));
         assert!(!waits(vec![peer(0, 4), peer(10, 3)], long_ago), "dead");

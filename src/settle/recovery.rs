@@ -187,7 +187,7 @@ async fn leads_with_open_leases(gateway: &Arc<Gateway>) -> Result<HashSet<LeadId
 
 /// Waits until the books have every event that is in the journals now. From then on they alone know all attempts of a lead
 /// without an open lease, because only a lease can make another one.
-pub(super) async fn wait_for_books(gateway: &Gateway, patience: Duration) -> Result<(), RecoveryError> {
+pub(crate) async fn wait_for_books(gateway: &Gateway, patience: Duration) -> Result<(), RecoveryError> {
     let mut tips: Vec<(Partition, EntryId)> = Vec::new();
     for partition in (0..gateway.store.partitions()).map(Partition) {
         tips.push((partition, gateway.store.journal_tip(partition).await?));

@@ -12,7 +12,7 @@ use crate::domain::id::{BuyerId, CapId, Partition};
 use crate::domain::routing::Buyer;
 use crate::domain::window::Window;
 use crate::intake::parse::{BodyType, parse};
-use crate::ledger::{CountedAttempt, SettleError};
+use crate::ledger::{CountedAttempt, CountedSum, SettleError};
 use crate::store::{CounterKey, SeedReply, StoreError};
 
 /// A seed that meets a journal on the move is tried this often before the candidate counts as not ready.
@@ -118,20 +118,38 @@ async fn learn_windows(gateway: &Gateway, buyer: &Buyer, now: Timestamp) -> Resu
     Ok(())
 }
 
+/// Attempts read in one step where a cap's conditions need their leads' fields.
+const PAGE: usize = 200;
+
 /// What a new cap starts from in the middle of its window.
 async fn past_of(gateway: &Gateway, buyer: &Buyer, cap: &Cap, window: Window) -> Result<u64, SettleError> {
-    let attempts = gateway.ledger.counted_attempts(&buyer.id, window.start, window.end).await?;
-    let counted = attempts.iter().filter(|attempt| counts(cap, attempt));
-    Ok(match cap.limit {
-        Limit::Leads(_) => counted.count() as u64,
-        Limit::Spend(_) => counted.map(|attempt| u64::try_from(attempt.price.0).unwrap_or(0)).sum(),
-    })
+    let ledger = &gateway.ledger;
+    if cap.conditions.is_empty() {
+        let sum = ledger.counted_sum(&buyer.id, &window, cap.publisher.as_ref()).await?;
+        return Ok(units(cap, sum));
+    }
+    let (mut sum, mut after) = (CountedSum::default(), None);
+    loop {
+        let page = ledger.counted_attempts(&buyer.id, &window, after.as_ref(), PAGE, true).await?;
+        for attempt in page.iter().filter(|attempt| counts(cap, attempt)) {
+            sum.leads += 1;
+            sum.price = sum.price.saturating_add(u64::try_from(attempt.price.0).unwrap_or(0));
+        }
+        match page.last() {
+            Some(last) if page.len() == PAGE => after = Some(last.place),
+            Some(_) | None => return Ok(units(cap, sum)),
+        }
+    }
+}
+
+fn units(cap: &Cap, sum: CountedSum) -> u64 {
+    match cap.limit {
+        Limit::Leads(_) => sum.leads,
+        Limit::Spend(_) => sum.price,
+    }
 }
 
 fn counts(cap: &Cap, attempt: &CountedAttempt) -> bool {
-    if cap.conditions.is_empty() {
-        return cap.publisher.as_ref().is_none_or(|publisher| *publisher == attempt.publisher);
-    }
     // A payload that was removed, or that cannot be read, counts: a cap errs towards closed.
     let read = |payload: &str| parse(BodyType::Json, payload.as_bytes(), &[]).ok();
     let Some(parsed) = attempt.payload.as_deref().and_then(read) else { return true };

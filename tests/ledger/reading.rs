@@ -1,10 +1,11 @@
 //! What others ask of the books.
 
 use capgate::domain::event::{Attempt, Event};
-use capgate::domain::id::{CapId, LeadId, Partition};
+use capgate::domain::id::{CapId, LeadId, Partition, PublisherId};
 use capgate::domain::money::Micros;
 use capgate::domain::outcome::AttemptOutcome;
 use capgate::domain::window::Window;
+use capgate::ledger::CountedAttempt;
 use capgate::store::CounterKey;
 use jiff::{SignedDuration, Timestamp};
 
@@ -140,18 +141,47 @@ pub async fn counted_attempts_carry_what_a_new_cap_needs(books: &Books) {
     journal.append(&Event::Attempt(attempt(LeadId::generate(), "acme", "volt", AttemptOutcome::Accepted)));
     books.settle_all(&journal, 100).await;
     let at = |us| Timestamp::from_microsecond(us).unwrap();
-    let read = async |start, end: Option<i64>| {
-        let mut rows = books.ledger.counted_attempts(&buyer("sunco"), at(start), end.map(at)).await.unwrap();
-        rows.sort_by_key(|row| row.price.0);
-        rows
+    let span = |start, end: Option<i64>| Window { start: at(start), end: end.map(at) };
+    let sunco = buyer("sunco");
+    // Page by page comes to the same as all at once.
+    let read = async |span: Window, page: usize| {
+        let mut rows: Vec<CountedAttempt> = Vec::new();
+        loop {
+            let after = rows.last().map(|row| row.place);
+            let more = books.ledger.counted_attempts(&sunco, &span, after.as_ref(), page, true).await.unwrap();
+            assert!(more.len() <= page);
+            let is_last = more.len() < page;
+            rows.extend(more);
+            if is_last {
+                return rows;
+            }
+        }
     };
-    let rows = read(RECEIVED_US, None).await;
+    let rows = read(span(RECEIVED_US, None), 100).await;
+    assert_eq!(read(span(RECEIVED_US, None), 1).await, rows);
     assert_eq!(rows.len(), 2);
-    assert_eq!((rows[0].publisher.as_str(), &rows[0].payload), ("summit", &None));
-    assert_eq!(rows[1].payload, Some(received(known, "acme").payload));
+    assert_eq!((rows[1].publisher.as_str(), &rows[1].payload, rows[1].place.lead), ("summit", &None, unknown));
+    assert_eq!((rows[0].outcome, rows[1].outcome), (AttemptOutcome::Accepted, AttemptOutcome::InDoubt));
+    assert_eq!(rows[0].payload, Some(received(known, "acme").payload));
+    assert!(!rows[0].windows.is_empty());
+    let bare = books.ledger.counted_attempts(&sunco, &span(RECEIVED_US, None), None, 9, false).await.unwrap();
+    assert!(bare.iter().all(|row| row.payload.is_none()));
+    assert_eq!(bare[0].windows, rows[0].windows);
+    let sum = async |span: Window, publisher: Option<&str>| {
+        let publisher = publisher.map(|id| PublisherId::new(id).unwrap());
+        let sum = books.ledger.counted_sum(&sunco, &span, publisher.as_ref()).await.unwrap();
+        (sum.leads, sum.price)
+    };
+    let price = u64::try_from(PRICE.0).unwrap();
+    assert_eq!(sum(span(RECEIVED_US, None), None).await, (2, price + 7));
+    assert_eq!(sum(span(RECEIVED_US, None), Some("acme")).await, (1, price));
+    assert_eq!(sum(span(RECEIVED_US, None), Some("nobody")).await, (0, 0));
     // Half-open: the start is inside, the end is not.
-    assert_eq!(read(RECEIVED_US + 1_000, Some(RECEIVED_US + 5_000)).await.len(), 1);
-    assert_eq!(read(RECEIVED_US + 1_001, Some(RECEIVED_US + 5_000)).await.len(), 0);
+    for (start, expected) in [(RECEIVED_US + 1_000, 1), (RECEIVED_US + 1_001, 0)] {
+        let span = span(start, Some(RECEIVED_US + 5_000));
+        assert_eq!(read(span, 100).await.len(), expected);
+        assert_eq!(sum(span, None).await.0, expected as u64);
+    }
 }
 
 pub async fn doubts_are_listed_from_the_oldest_on_page_by_page(books: &Books) {

@@ -8,13 +8,14 @@ use jiff::Timestamp;
 
 use super::audit::{Audit, Period, Progress};
 use super::{
-    BookedLead, CountedAttempt, DeadLetterRow, DifferenceRow, DoubtPlace, DoubtRow, GatewayId, JournalSource,
-    LeadDetail, LeadPlace, LeadRow, Ledger, LedgerError, LifeRow, MigrationStep, Peer, Raise, Replayed, SettleError,
-    Settled, Stage, Totals, UsageRow,
+    AttemptPlace, BookedLead, CountedAttempt, CountedSum, DeadLetterRow, DifferenceRow, DoubtRow, GatewayId,
+    JournalSource, LeadDetail, LeadPlace, LeadRow, Ledger, LedgerError, LifeRow, MigrationStep, Peer, Raise, Replayed,
+    SettleError, Settled, Stage, Totals, UsageRow,
 };
 use crate::domain::event::{Life, Mark};
 use crate::domain::id::{BuyerId, LeadId, Partition, PublisherId};
 use crate::domain::lease::LeaseKey;
+use crate::domain::window::Window;
 use crate::store::CounterKey;
 use session::{Database, DbError, Session, Value};
 
@@ -179,13 +180,24 @@ impl<D: Database> Ledger for SqlLedger<D> {
         Ok(self.read_all_usage(since).await?)
     }
 
+    async fn counted_sum(
+        &self,
+        buyer: &BuyerId,
+        span: &Window,
+        publisher: Option<&PublisherId>,
+    ) -> Result<CountedSum, LedgerError> {
+        Ok(self.read_counted_sum(buyer, span, publisher).await?)
+    }
+
     async fn counted_attempts(
         &self,
         buyer: &BuyerId,
-        start: Timestamp,
-        end: Option<Timestamp>,
+        span: &Window,
+        after: Option<&AttemptPlace>,
+        count_max: usize,
+        wants_payload: bool,
     ) -> Result<Vec<CountedAttempt>, LedgerError> {
-        Ok(self.read_counted_attempts(buyer, start, end).await?)
+        self.read_counted_attempts(buyer, span, after, count_max, wants_payload).await
     }
 
     async fn begin_usage(&self, rows: &[(CounterKey, u64)]) -> Result<(), LedgerError> {
@@ -234,7 +246,7 @@ impl<D: Database> Ledger for SqlLedger<D> {
     async fn doubts(
         &self,
         buyer: &BuyerId,
-        after: Option<&DoubtPlace>,
+        after: Option<&AttemptPlace>,
         count_max: usize,
     ) -> Result<Vec<DoubtRow>, LedgerError> {
         Ok(self.read_doubts(buyer, after, count_max).await?)

@@ -12,9 +12,11 @@ use crate::domain::event::Mark;
 use crate::domain::id::{BuyerId, CampaignId, CapId, LeadId, Partition, PublisherId};
 use crate::domain::money::{Currency, Micros};
 use crate::domain::outcome::{AttemptOutcome, LeadStatus};
+use crate::domain::window::Window;
 use crate::ledger::windows::{StoredPlace, stored_windows};
 use crate::ledger::{
-    AttemptRow, CountedAttempt, DoubtPlace, DoubtRow, EntryRow, LeadDetail, LeadRow, Totals, UsageRow,
+    AttemptPlace, AttemptRow, CountedAttempt, CountedSum, DoubtRow, EntryRow, LeadDetail, LeadRow, LedgerError, Totals,
+    UsageRow, charged,
 };
 use crate::store::CounterKey;
 
@@ -63,6 +65,15 @@ const ATTEMPT_KINDS: [Kind; 13] = [
 const SELECT_ENTRIES: &str = "SELECT account, amount_micros, currency, kind, CAST(booked_at AS CHAR) FROM entries \
      WHERE lead_id = ? ORDER BY entry_id";
 const ENTRY_KINDS: [Kind; 5] = [Kind::Text, Kind::Int, Kind::Text, Kind::Text, Kind::Text];
+
+/// Counted attempts of a buyer within a span.
+const COUNTED: &str = "WHERE a.buyer_id = ? AND a.counted = 1 AND a.sent_at >= ? AND a.sent_at < ?";
+const COUNTED_KINDS: [Kind; 7] = [Kind::Bytes, Kind::Text, Kind::Text, Kind::Text, Kind::Text, Kind::Int, Kind::Text];
+
+fn counted_args(buyer: &BuyerId, span: &Window) -> Vec<Value> {
+    let end = span.end.map_or_else(|| LAST_TIME.into(), Value::time);
+    vec![buyer.as_str().into(), Value::time(span.start), end]
+}
 
 pub(super) fn buyer(text: &str) -> Option<BuyerId> {
     BuyerId::new(text).ok()
@@ -167,25 +178,59 @@ impl<D: Database> SqlLedger<D> {
         Ok((marks, rows.into_iter().map(usage_row).collect::<Result<_, _>>()?))
     }
 
+    pub(super) async fn read_counted_sum(
+        &self,
+        buyer: &BuyerId,
+        span: &Window,
+        publisher: Option<&PublisherId>,
+    ) -> Result<CountedSum, DbError> {
+        let mut session = self.database.reader().await?;
+        let mut sql =
+            format!("SELECT COUNT(*), CAST(COALESCE(SUM(a.price_micros), 0) AS CHAR) FROM attempts a {COUNTED}");
+        let mut args = counted_args(buyer, span);
+        if let Some(publisher) = publisher {
+            sql.push_str(" AND a.publisher_id = ?");
+            args.push(publisher.as_str().into());
+        }
+        let rows = session.fetch(sql.into(), args, &[Kind::Int, Kind::Text]).await?;
+        session.release();
+        let Some(mut row) = rows.into_iter().next() else { return Ok(CountedSum::default()) };
+        Ok(CountedSum { leads: row.number()?, price: row.parsed(|text| text.parse().ok())? })
+    }
+
     pub(super) async fn read_counted_attempts(
         &self,
         buyer: &BuyerId,
-        start: Timestamp,
-        end: Option<Timestamp>,
-    ) -> Result<Vec<CountedAttempt>, DbError> {
+        span: &Window,
+        after: Option<&AttemptPlace>,
+        count_max: usize,
+        wants_payload: bool,
+    ) -> Result<Vec<CountedAttempt>, LedgerError> {
         let mut session = self.database.reader().await?;
-        let sql = "SELECT a.publisher_id, l.payload, a.price_micros FROM attempts a \
-                   LEFT JOIN leads l ON l.lead_id = a.lead_id \
-                   WHERE a.buyer_id = ? AND a.counted = 1 AND a.sent_at >= ? AND a.sent_at < ?";
-        let end = end.map_or_else(|| LAST_TIME.into(), Value::time);
-        let args = vec![buyer.as_str().into(), Value::time(start), end];
-        let rows = session.fetch(sql.into(), args, &[Kind::Text, Kind::Text, Kind::Int]).await?;
+        let (payload, join) =
+            if wants_payload { ("l.payload", "LEFT JOIN leads l ON l.lead_id = a.lead_id") } else { ("NULL", "") };
+        let mut sql = format!(
+            "SELECT a.lead_id, CAST(a.sent_at AS CHAR), a.outcome, a.windows, a.publisher_id, a.price_micros, {payload} \
+             FROM attempts a {join} {COUNTED}"
+        );
+        let mut args = counted_args(buyer, span);
+        if let Some(after) = after {
+            sql.push_str(" AND a.sent_at >= ? AND (a.sent_at > ? OR a.lead_id > ?)");
+            args.extend([Value::time(after.sent_at), Value::time(after.sent_at), after.lead.into()]);
+        }
+        sql.push_str(" ORDER BY a.sent_at, a.lead_id LIMIT ?");
+        args.push(i64::try_from(count_max).unwrap_or(i64::MAX).into());
+        let rows = session.fetch(sql.into(), args, &COUNTED_KINDS).await?;
         session.release();
         let read = |mut row: Row| {
+            let (lead, sent_at) = (row.lead()?, row.time()?);
             Ok(CountedAttempt {
+                place: AttemptPlace { sent_at, lead },
+                outcome: row.parsed(AttemptOutcome::parse)?,
+                windows: charged(&row.text()?)?,
                 publisher: row.parsed(|text| PublisherId::new(text).ok())?,
-                payload: row.opt_text()?,
                 price: Micros(row.int()?),
+                payload: row.opt_text()?,
             })
         };
         rows.into_iter().map(read).collect()
@@ -222,7 +267,7 @@ impl<D: Database> SqlLedger<D> {
     pub(super) async fn read_doubts(
         &self,
         buyer: &BuyerId,
-        after: Option<&DoubtPlace>,
+        after: Option<&AttemptPlace>,
         count_max: usize,
     ) -> Result<Vec<DoubtRow>, DbError> {
         let mut session = self.database.reader().await?;
@@ -240,7 +285,7 @@ impl<D: Database> SqlLedger<D> {
         session.release();
         let read = |mut row: Row| {
             let (lead, sent_at) = (row.lead()?, row.time()?);
-            let place = DoubtPlace { sent_at, lead };
+            let place = AttemptPlace { sent_at, lead };
             Ok(DoubtRow { place, counted: row.int()? != 0, reason: row.opt_text()? })
         };
         rows.into_iter().map(read).collect()

@@ -225,7 +225,9 @@ impl Row {
     /// The next column, if not null, as hex digits of its bytes.
     pub fn opt_hex(&mut self) -> Result<Option<String>, DbError> {
         match self.0.next() {
-            Some(Value::Bytes(bytes)) => Ok(Some(bytes.iter().map(|byte| format!("{byte:02x}")).collect())),
+            Some(Value::Bytes(bytes)) => {
+                Ok(Some(bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]).filter_map(hex_digit).collect()))
+            }
             Some(Value::Null) => Ok(None),
             _ => Err(unreadable()),
         }
@@ -235,6 +237,10 @@ impl Row {
     pub fn lead(&mut self) -> Result<LeadId, DbError> {
         Ok(LeadId::from_bytes(self.bytes()?))
     }
+}
+
+fn hex_digit(half: u8) -> Option<char> {
+    char::from_digit(half.into(), 16)
 }
 
 fn unreadable() -> DbError {

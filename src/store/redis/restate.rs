@@ -53,7 +53,7 @@ impl RedisStore {
             if is_restated {
                 continue;
             }
-            match self.restate(*partition, *life).await {
+            match Box::pin(self.restate(*partition, *life)).await {
                 Ok(()) => {
                     if let Some(known) = self.lives.lock().get_mut(usize::from(partition.0))
                         && known.life == Some(*life)
@@ -72,9 +72,9 @@ impl RedisStore {
         // Leases before events: an event ends a lease, and the other way round a lease would be open again.
         let standing = found.leases.into_iter().map(|(key, lease)| Item::Lease(key, lease));
         let standing = standing.chain(found.leads.into_iter().map(Item::Lead));
-        self.restate_all(partition, life, standing.collect()).await?;
+        Box::pin(self.restate_all(partition, life, standing.collect())).await?;
         let events = found.events.into_iter().map(|(place, event)| Item::Event(place, event));
-        self.restate_all(partition, life, events.collect()).await
+        Box::pin(self.restate_all(partition, life, events.collect())).await
     }
 
     async fn restate_all(&self, partition: Partition, life: Life, items: VecDeque<Item>) -> Result<(), StoreError> {
@@ -88,11 +88,9 @@ impl RedisStore {
                 }
             }
         };
-        // Cannot be a number of its own: the macro counts its arms.
-        const _: () = assert!(WORKERS == 8);
-        let results = tokio::join!(worker(), worker(), worker(), worker(), worker(), worker(), worker(), worker());
-        let (a, b, c, d, e, f, g, h) = results;
-        a.and(b).and(c).and(d).and(e).and(f).and(g).and(h)
+        let results: [Result<(), StoreError>; WORKERS] =
+            tokio::join!(worker(), worker(), worker(), worker(), worker(), worker(), worker(), worker()).into();
+        results.into_iter().collect()
     }
 
     async fn restate_one(&self, partition: Partition, life: Life, item: Item) -> Result<(), StoreError> {

@@ -111,6 +111,11 @@ impl RedisStore {
             )),
             None => warnings.push("maxmemory-policy could not be checked".to_owned()),
         }
+        if let Some(percent) = memory_percent(info).filter(|percent| *percent >= MEMORY_PERCENT_WARN) {
+            warnings.push(format!(
+                "Redis uses {percent} % of its maxmemory: when it is full it takes no new lead; raise maxmemory"
+            ));
+        }
         if info_value(info, "aof_enabled") != Some("1") {
             match self.saves_snapshots().await? {
                 Some(true) => {}
@@ -136,9 +141,19 @@ impl RedisStore {
     }
 }
 
+/// Memory in use at which an operator should hear of it: time enough to act before new leads are refused.
+const MEMORY_PERCENT_WARN: u64 = 80;
+
 /// A value of `INFO`.
 fn info_value<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     info.lines().find_map(|line| line.trim_end().strip_prefix(name)?.strip_prefix(':'))
+}
+
+/// Whole percents of `maxmemory` in use; `None` without a limit.
+fn memory_percent(info: &str) -> Option<u64> {
+    let number = |name| info_value(info, name)?.parse::<u64>().ok();
+    let (used, max) = (number("used_memory")?, number("maxmemory")?);
+    used.saturating_mul(100).checked_div(max)
 }
 
 fn parse_version(text: &str) -> Option<(u64, u64)> {
@@ -158,5 +173,14 @@ mod tests {
         assert!(parse_version("6.2.1").unwrap() < VERSION_MIN);
         assert!(parse_version("7.0.15").unwrap() >= VERSION_MIN);
         assert_eq!(parse_version("unstable"), None);
+    }
+
+    #[test]
+    fn f24_memory_in_use_is_told_against_its_limit() {
+        let percent = |used: u64, max: u64| memory_percent(&format!("used_memory:{used}\r\nmaxmemory:{max}\r\n"));
+        assert_eq!(percent(79, 100), Some(79));
+        assert_eq!(percent(3_000_000_000, 2_000_000_000), Some(150), "the limit was lowered");
+        assert_eq!(percent(79, 0), None, "no limit");
+        assert_eq!(memory_percent("used_memory:79\r\n"), None);
     }
 }
