@@ -150,10 +150,15 @@ impl Gateway {
         self.shutdown.backoff()
     }
 
-    /// Brings partitions into a life that this gateway knows, if the ledger agrees (P8). Bounded, so that a lead that
-    /// waits for it still gets its answer in time.
+    /// Waits a moment for partitions to open whose data proved nothing (P8). Bounded, so that a lead that waits for it still
+    /// gets its answer in time.
     pub async fn open_partitions(&self) {
-        self.lives.open(self).await;
+        self.lives.open().await;
+    }
+
+    /// The same for a lead that is admitted and can wait longer for its buyers.
+    pub async fn open_partitions_for_take(&self) {
+        self.lives.open_for_take().await;
     }
 
     /// Sets a buyer's missing counters from the books.

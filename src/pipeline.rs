@@ -20,6 +20,7 @@ use crate::domain::outcome::{AttemptOutcome, Verdict};
 use crate::domain::routing::Publisher;
 use crate::filter::CompiledCampaign;
 use crate::intake::reply;
+use crate::ledger::LedgerError;
 use crate::store::{Admission, Admit, Close, CloseReply, StoreError, Take, TakeReply};
 use crate::telemetry::LeadMetrics;
 
@@ -187,13 +188,25 @@ impl<'a> Walk<'a> {
             self.progress.send_replace(Progress::Admitted);
             return true;
         }
-        let admit = self.admission_record();
-        let (offers, take) = self.next_take();
+        let mut admit = self.admission_record();
+        let (offers, mut take) = self.next_take();
         let mut asked_at = Instant::now();
         let mut result = self.ask_for_admission(&admit, &take).await;
         if matches!(result, Ok((Admission::NewLife, _))) {
             // The publisher's partition has to be opened once; a second refusal is the answer (P8).
             self.gateway.open_partitions().await;
+            asked_at = Instant::now();
+            result = self.ask_for_admission(&admit, &take).await;
+        }
+        if matches!(result, Ok((Admission::AskBooks, _))) {
+            if let Err(error) = self.ask_books(&admit).await {
+                self.gateway.status.lives_failed(&error);
+                self.progress.send_replace(Progress::Refused("books away"));
+                return false;
+            }
+            // The books took their time: both may start anew from now.
+            admit.not_after = self.gateway.store.now() + self.gateway.call_patience();
+            take.not_after = admit.not_after;
             asked_at = Instant::now();
             result = self.ask_for_admission(&admit, &take).await;
         }
@@ -210,7 +223,7 @@ impl<'a> Walk<'a> {
             Ok((Admission::KeyReused, _)) => Progress::KeyReused,
             Ok((Admission::JournalFull, _)) => Progress::Refused("journal full"),
             Ok((Admission::TooLate, _)) => Progress::Refused("store too slow"),
-            Ok((Admission::NewLife, _)) => Progress::Refused("counts are being rebuilt"),
+            Ok((Admission::NewLife | Admission::AskBooks, _)) => Progress::Refused("counts are being rebuilt"),
             Err(error) => {
                 self.gateway.note_store_error(&error);
                 Progress::Refused("store away")
@@ -245,6 +258,20 @@ impl<'a> Walk<'a> {
                 return result;
             }
         }
+    }
+
+    /// The store has lost its memory of keys and has not got it back: tells it what the books know of this one (P3, F40).
+    async fn ask_books(&self, admit: &Admit) -> Result<(), LedgerError> {
+        let Some(claim) = &admit.event.claim else { return Ok(()) };
+        let told = match self.gateway.ledger.lead_by_key(&admit.event.publisher, &claim.hash).await? {
+            Some(lead) => self.gateway.store.bring_back(&lead, admit.retention).await,
+            None => self.gateway.store.new_key(&admit.event.publisher, &claim.hash).await,
+        };
+        if let Err(error) = told {
+            // The admission that follows finds out.
+            self.gateway.note_store_error(&error);
+        }
+        Ok(())
     }
 
     fn admission_record(&self) -> Admit {

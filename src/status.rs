@@ -6,6 +6,7 @@ use parking_lot::Mutex;
 
 use crate::clock::SharedClock;
 use crate::ledger::LedgerError;
+use crate::settle::lives::ClosedPartition;
 use crate::settle::recovery::RecoveryError;
 use crate::store::{StoreError, StoreHealth};
 use crate::telemetry::Telemetry;
@@ -31,7 +32,8 @@ struct Seen {
     store: Seam,
     ledger: Seam,
     health: StoreHealth,
-    are_lives_open: bool,
+    /// `None` before the first look.
+    closed: Option<Vec<ClosedPartition>>,
 }
 
 /// Shared by the monitor that looks and the admin listener that tells.
@@ -126,9 +128,19 @@ impl Status {
         }
     }
 
-    /// Are all partitions in a life that this gateway knows?
-    pub fn lives_looked_at(&self, are_open: bool) {
-        self.seen.lock().are_lives_open = are_open;
+    /// Partitions could not be looked after; it is tried again.
+    pub fn lives_failed(&self, error: &LedgerError) {
+        self.warn("lives wait", error);
+    }
+
+    /// Which partitions grant nothing. One line per change.
+    pub fn lives_looked_at(&self, closed: &[ClosedPartition]) {
+        let mut seen = self.seen.lock();
+        let before = seen.closed.replace(closed.to_vec()).unwrap_or_default();
+        if before.is_empty() && !closed.is_empty() {
+            let why = lives_detail(closed);
+            tracing::warn!(partitions = closed.len(), %why, "closed until counts are rebuilt");
+        }
     }
 
     /// What `/readyz` lists.
@@ -150,8 +162,8 @@ impl Status {
             seam("store", &seen.store, true),
             Finding {
                 name: "life",
-                is_ok: seen.are_lives_open,
-                detail: if seen.are_lives_open { "open" } else { "counts are being rebuilt" }.to_owned(),
+                is_ok: seen.closed.as_ref().is_some_and(Vec::is_empty),
+                detail: seen.closed.as_deref().map_or_else(|| "not looked at yet".to_owned(), lives_detail),
                 decides: true,
             },
             Finding {
@@ -175,6 +187,21 @@ impl Status {
             },
         ]
     }
+}
+
+/// Which partitions are closed and why, those of one reason together.
+fn lives_detail(closed: &[ClosedPartition]) -> String {
+    let mut reasons: Vec<(&str, Vec<String>)> = Vec::new();
+    for closed in closed {
+        let number = closed.partition.0.to_string();
+        match reasons.iter_mut().find(|(reason, _)| *reason == closed.reason) {
+            Some((_, numbers)) => numbers.push(number),
+            None => reasons.push((&closed.reason, vec![number])),
+        }
+    }
+    let texts = reasons.into_iter().map(|(reason, numbers)| format!("{} closed: {reason}", numbers.join(", ")));
+    let text = texts.collect::<Vec<_>>().join("; ");
+    if text.is_empty() { "open".to_owned() } else { text }
 }
 
 /// Gauges are floats; what they lose above 2^53 nobody can see on a chart.

@@ -4,18 +4,18 @@
 -- KEYS 1 life  2 record: idem:<publisher>:<hash>, or lead:<publisher>:<lead> for a lead without a claim
 --      3 lead:<publisher>:<lead>  4 open  5 open_info  6 journal:<life>
 -- ARGV 1 life  2 lead  3 claim hash or ''  4 fingerprint or ''  5 retention ms  6 answer  7 event
--- Replies {'closed'} | {'already', answer} | {'life'}
+-- Replies {'closed', entry id} | {'already', answer, newest entry} | {'life'}
 
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+if not is_here(KEYS[1], ARGV[1]) then
   return { 'life' }
 end
 local record = redis.call('HMGET', KEYS[2], 'l', 'a')
 local own = KEYS[3] ~= KEYS[2] and redis.call('HGET', KEYS[3], 'a')
 if own then
-  return { 'already', own }
+  return { 'already', own, newest(KEYS[6]) }
 end
 if record[1] == ARGV[2] and record[2] then
-  return { 'already', record[2] }
+  return { 'already', record[2], newest(KEYS[6]) }
 end
 redis.call('XLEN', KEYS[6])
 redis.call('HLEN', KEYS[5])
@@ -33,5 +33,4 @@ else
   end
 end
 redis.call('PEXPIRE', KEYS[3], ARGV[5])
-redis.call('XADD', KEYS[6], '*', 'e', ARGV[7])
-return { 'closed' }
+return { 'closed', redis.call('XADD', KEYS[6], '*', 'e', ARGV[7]) }

@@ -5,16 +5,20 @@
 --      7 event for an open lease  8 event for a lease that had ended otherwise
 --      then per state that the verb can change, in the verb's order: effects for the journal, and one signed change per
 --      counter
--- Replies {'done'}           the lease was open
---         {'late', was, counters}  it had ended otherwise and this call changed that; where it charged units again, every
---                            counter right after it, joined by ',' ('0' for one that is gone), else ''
---         {'already', mark}  nothing was changed
---         {'missing'}        neither record nor mark
---         {'life', life}     the partition's life is another one, '' for none: ask again with its journal
+-- Replies {'done', entry id}           the lease was open
+--         {'late', was, entry id, counters}  it had ended otherwise and this call changed that; where it charged units again,
+--                                      every counter right after it, joined by ',' ('0' for one that is gone), else ''
+--         {'already', mark, entry id}  nothing was changed
+--         {'missing'}                  neither record nor mark
+--         {'life'}                     the data is of another life: what it says of a lease proves nothing
+-- The entry is the one that was appended; where this call appended none, the newest.
 -- An end mark is "<state>|<name of the call>|<state before, '' for open>|<counters>"; the same call asked again finds its name
 -- there and answers what it did (F20).
 
 local function finish(KEYS, ARGV, to, from_states)
+  if not is_here(KEYS[1], ARGV[1]) then
+    return { 'life' }
+  end
   local record = redis.call('HGET', KEYS[3], ARGV[2])
   local from = 'open'
   if not record then
@@ -24,7 +28,7 @@ local function finish(KEYS, ARGV, to, from_states)
     end
     local state, by, was, counters = mark:match('^(%a+)|([^|]*)|(%a*)|?([^|]*)$')
     if by == ARGV[4] then
-      return was == '' and { 'done' } or { 'late', was, counters }
+      return was == '' and { 'done', newest(KEYS[5]) } or { 'late', was, newest(KEYS[5]), counters }
     end
     from = state
   end
@@ -35,11 +39,7 @@ local function finish(KEYS, ARGV, to, from_states)
     end
   end
   if not block then
-    return { 'already', from }
-  end
-  local life = redis.call('GET', KEYS[1])
-  if life ~= ARGV[1] then
-    return { 'life', life or '' }
+    return { 'already', from, newest(KEYS[5]) }
   end
   if record and record:match('^[^\n]*\n[^\n]*\n[^\n]*\n([^\n]*)\n') ~= ARGV[6] then
     return redis.error_reply('BROKEN charges are not those of the lease')
@@ -74,11 +74,6 @@ local function finish(KEYS, ARGV, to, from_states)
   local was = record and '' or from
   counters = table.concat(counters, ',')
   redis.call('SET', KEYS[2], table.concat({ to, ARGV[4], was, counters }, '|'), 'PX', ARGV[5])
-  local event, effects = record and ARGV[7] or ARGV[8], ARGV[block + 1]
-  if effects == '' then
-    redis.call('XADD', KEYS[5], '*', 'e', event)
-  else
-    redis.call('XADD', KEYS[5], '*', 'e', event, 'fx', effects)
-  end
-  return was == '' and { 'done' } or { 'late', was, counters }
+  local id = append(KEYS[5], record and ARGV[7] or ARGV[8], ARGV[block + 1])
+  return was == '' and { 'done', id } or { 'late', was, id, counters }
 end

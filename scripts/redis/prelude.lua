@@ -36,3 +36,46 @@ local function checked_count(value)
   end
   return value
 end
+
+-- Under which id the server writes its history. A restart, a promotion and every other server have another one; read once in
+-- a call, because it costs some microseconds.
+local history
+local function server()
+  if not history then
+    history = redis.call('INFO', 'replication'):match('master_replid:(%x+)') or ''
+  end
+  return history
+end
+
+-- What the life key says, "<life>|<server it was begun on>|<open or closed>": the life, whether this is that server, the
+-- state. Data that was copied, rolled back or loaded again is of another server, and proves nothing (P8).
+local function standing(key)
+  local number, born_on, state = (redis.call('GET', key) or ''):match('^(%d+)|(%x+)|(%a+)$')
+  return number, number ~= nil and born_on == server(), state
+end
+
+-- May something be granted under this life?
+local function is_open(key, life)
+  local number, is_here, state = standing(key)
+  return number == life and is_here and state == 'open'
+end
+
+-- May what has happened be written down under this life?
+local function is_here(key, life)
+  local number, here = standing(key)
+  return number == life and here
+end
+
+-- The newest entry of a journal; '0-0' for an empty one.
+local function newest(journal)
+  local last = redis.call('XREVRANGE', journal, '+', '-', 'COUNT', 1)
+  return last[1] and last[1][1] or '0-0'
+end
+
+-- Appends an event with its effects on usage ('' for none); answers the entry's id.
+local function append(journal, event, effects)
+  if effects == '' then
+    return redis.call('XADD', journal, '*', 'e', event)
+  end
+  return redis.call('XADD', journal, '*', 'e', event, 'fx', effects)
+end

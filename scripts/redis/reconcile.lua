@@ -12,7 +12,7 @@
 --         {'life'}
 -- Has allow-oom, because a counter that is too low oversells also while memory is short.
 
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+if not is_open(KEYS[1], ARGV[1]) then
   return { 'life' }
 end
 if is_trimmed_beyond(KEYS[3], ARGV[2]) then

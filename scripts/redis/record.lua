@@ -4,12 +4,9 @@
 --
 -- KEYS 1 life  2 journal:<life>
 -- ARGV 1 life  2 event
--- Replies {'done'}
---         {'life', life}     the partition's life is another one, '' for none: ask again with its journal
+-- Replies {'done', entry id} | {'life'}
 
-local life = redis.call('GET', KEYS[1])
-if life ~= ARGV[1] then
-  return { 'life', life or '' }
+if not is_here(KEYS[1], ARGV[1]) then
+  return { 'life' }
 end
-redis.call('XADD', KEYS[2], '*', 'e', ARGV[2])
-return { 'done' }
+return { 'done', append(KEYS[2], ARGV[2], '') }

@@ -9,7 +9,7 @@
 --         {'stale'}   the journal was trimmed beyond the mark, or has too many entries after it
 --         {'life'}
 
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+if not is_open(KEYS[1], ARGV[1]) then
   return { 'life' }
 end
 if is_trimmed_beyond(KEYS[5], ARGV[2]) then

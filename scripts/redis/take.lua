@@ -9,7 +9,7 @@
 --      then per candidate: index, group from 1, buyer, routing version, lease_for ms, about, charges, number of demands,
 --      and per demand: cap, window start ms, window end ms or '', amount, most that the counter may be before, expires at
 --      ms or ''
--- Reply   {index of the candidate taken or '', '1' when too late else '0', refusals}
+-- Reply   {index of the candidate taken or '', '1' when too late else '0', refusals, when the lease was taken, ms}
 -- A refusal is "<index> <letter> ...": F <cap> <used> full, W <store clock ms> wrong window, Z <cap> <start ms>
 -- <end ms> another window of the cap runs, U <cap> unseeded, S <newest
 -- version> stale, E <mark> ended, O another walk of the lead holds it, L other life; refusals are joined by ';'. W, Z, U,
@@ -30,7 +30,7 @@ for g = 1, group_count do
     due = KEYS[k + 2],
     windows = KEYS[k + 3],
     versions = KEYS[k + 4],
-    is_known = life ~= '' and redis.call('GET', KEYS[k + 1]) == life,
+    is_known = life ~= '' and is_open(KEYS[k + 1], life),
   }
   k = k + 4
 end
@@ -54,14 +54,15 @@ for i = 1, candidate_count do
     if record and walk and not record:find(walk, 1, true) then
       c.is_underway = true
     elseif record then
-      return { c.index, '0', record:match('^[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n([^\n]*)\n') }
+      local taken_at, refusals = record:match('^[^\n]*\n([^\n]*)\n[^\n]*\n[^\n]*\n([^\n]*)\n')
+      return { c.index, '0', refusals, taken_at }
     end
   end
 end
 
 local now = now_ms()
 if now > not_after then
-  return { '', '1', refused }
+  return { '', '1', refused, '' }
 end
 
 local seen_versions = {}
@@ -176,4 +177,4 @@ end
 for _, seen in ipairs(seen_versions) do
   redis.call('HSET', seen[1], seen[2], seen[3])
 end
-return { taken and taken.index or '', '0', refused }
+return { taken and taken.index or '', '0', refused, taken and ms_text(now) or '' }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use jiff::SignedDuration;
 
 use super::Gateway;
-use crate::domain::id::{BuyerId, Partition};
+use crate::domain::id::BuyerId;
 use crate::ledger::LedgerError;
 use crate::settle::settler::SettlerStatus;
 use crate::status::shown;
@@ -66,29 +66,17 @@ pub async fn look_once(gateway: &Arc<Gateway>) {
     let ledger = ledger.unwrap_or_else(|_| Err(LedgerError::NotDone("did not answer in time".into())));
     gateway.status.ledger_looked_at(&gateway.telemetry, ledger);
     if is_store_up {
-        look_at_lives(gateway).await;
+        count_open(gateway).await;
     }
     let lag = gateway.settler.status().borrow().lag(gateway.clock.now());
     gateway.telemetry.ledger.lag.set(lag.as_secs_f64());
 }
 
-/// A partition whose data is not of the life we know is noticed here even when no lead comes by.
-async fn look_at_lives(gateway: &Arc<Gateway>) {
+async fn count_open(gateway: &Arc<Gateway>) {
     if let Ok(open) = gateway.store.open_counts().await {
         gateway.telemetry.store.leases_open.set(shown(open.leases));
         gateway.telemetry.intake.leads_in_flight.set(shown(open.leads));
     }
-    let mut are_open = true;
-    for partition in (0..gateway.store.partitions()).map(Partition) {
-        are_open &=
-            matches!(gateway.store.life(partition).await, Ok(Some(life)) if gateway.store.knows(partition, life));
-    }
-    if are_open {
-        gateway.status.lives_looked_at(true);
-        return;
-    }
-    gateway.status.lives_looked_at(false);
-    gateway.open_partitions().await;
 }
 
 async fn read_pauses(gateway: &Arc<Gateway>) {

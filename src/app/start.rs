@@ -23,7 +23,7 @@ use crate::ledger::{LedgerError, SharedLedger};
 use crate::settle::lives::Lives;
 use crate::settle::seed::{Seeder, warm_up};
 use crate::settle::settler::{Settler, SettlerParts};
-use crate::settle::{reconcile, recovery};
+use crate::settle::{lives, reconcile, recovery};
 use crate::shutdown::Shutdown;
 use crate::status::Status;
 use crate::store::embedded::{EmbeddedOptions, EmbeddedStore};
@@ -138,7 +138,7 @@ impl App {
         ledger.check_schema().await?;
         let store = open_store(&config, &ledger, &clock).await?;
         let gateway = Arc::new(assemble(config, routing, routing_file, clock, store, ledger)?);
-        gateway.lives.open_all(&gateway).await.map_err(|error| StartError::Lives(error.to_string()))?;
+        gateway.lives.start(&gateway).await.map_err(|error| StartError::Lives(error.to_string()))?;
         monitor::look_once(&gateway).await;
         gateway.tasks.spawn(warm_up(gateway.clone()));
 
@@ -146,6 +146,7 @@ impl App {
         let workers = vec![
             tokio::spawn(gateway.settler.clone().run(halted.clone())),
             tokio::spawn(monitor::run(gateway.clone())),
+            tokio::spawn(lives::run(gateway.clone())),
             tokio::spawn(recovery::run(gateway.clone())),
             tokio::spawn(reload::run(gateway.clone())),
             tokio::spawn(reconcile::run(gateway.clone())),
@@ -199,6 +200,7 @@ impl App {
                 tracing::warn!("a background task did not end in time");
             }
         }
+        gateway.lives.leave(gateway).await;
         gateway.store.shut_down().await;
         gateway.ledger.shut_down().await;
     }

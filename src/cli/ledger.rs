@@ -12,7 +12,7 @@ use serde_json::json;
 use super::{BAD_CONFIG, ConfigArgs, FAILED, block_on, fail};
 use crate::app::open_ledger;
 use crate::clock::{Clock as _, SystemClock};
-use crate::config::{self, ProcessEnvironment};
+use crate::config::{self, LedgerUrl, ProcessEnvironment};
 use crate::ledger::audit::{Audit, Period};
 use crate::ledger::{DeadLetterRow, Ledger, LedgerError, Replayed};
 
@@ -80,6 +80,13 @@ fn with_ledger(config: &ConfigArgs, work: impl AsyncFnOnce(&dyn Ledger) -> Resul
             return ExitCode::from(BAD_CONFIG);
         }
     };
+    let place = match &config.ledger.url {
+        LedgerUrl::Sqlite(path) if !path.exists() => {
+            return fail(&format!("there is no ledger at {}: name the gateway's configuration", path.display()));
+        }
+        LedgerUrl::Sqlite(path) => path.display().to_string(),
+        LedgerUrl::Mysql(_) => "the MySQL ledger".to_owned(),
+    };
     block_on(async {
         let ledger = match open_ledger(&config).await {
             Ok(ledger) => ledger,
@@ -90,7 +97,7 @@ fn with_ledger(config: &ConfigArgs, work: impl AsyncFnOnce(&dyn Ledger) -> Resul
             Err(error) => Err(error),
         };
         ledger.shut_down().await;
-        result.unwrap_or_else(|error| fail(&error.to_string()))
+        result.unwrap_or_else(|error| fail(&format!("{place}: {error}")))
     })
 }
 
@@ -157,12 +164,12 @@ async fn check(args: &CheckArgs, ledger: &dyn Ledger) -> Result<ExitCode, Ledger
     if args.json {
         println!("{:#}", json!(audit));
     } else {
-        print!("{}", as_text(&audit));
+        print!("{}", as_text(&audit, until));
     }
     Ok(if audit.is_clean() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }
 
-fn as_text(audit: &Audit) -> String {
+fn as_text(audit: &Audit, until: Timestamp) -> String {
     let mut text: String = audit.findings.iter().flat_map(|finding| [finding.to_string(), "\n".to_owned()]).collect();
     let told = u64::try_from(audit.findings.len()).unwrap_or(u64::MAX);
     if audit.found > told {
@@ -170,8 +177,8 @@ fn as_text(audit: &Audit) -> String {
     }
     let Audit { leads, attempts, entries, windows, accounts, found, .. } = audit;
     text + &format!(
-        "{leads} leads, {attempts} attempts, {entries} entries, {windows} cap windows, {accounts} accounts: {found} \
-         differences\n"
+        "until {until}: {leads} leads, {attempts} attempts, {entries} entries, {windows} cap windows, {accounts} accounts: \
+         {found} differences\n"
     )
 }
 

@@ -15,7 +15,7 @@ use super::outcome::{AttemptOutcome, LeadStatus, Verdict};
 pub const EVENT_VERSION: u8 = 1;
 
 /// Which life of a partition's data: rises when the store came back empty or older.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Life(pub u64);
 

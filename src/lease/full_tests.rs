@@ -27,7 +27,7 @@ fn offer(caps: Vec<Cap>, price_max: Micros) -> Offer {
         caps,
         filter: BuyerFilter::default(),
         hours: Vec::new(),
-        request: RequestShape { format: BodyFormat::Json, headers: Vec::new(), fields: None, signing: None },
+        request: RequestShape { format: BodyFormat::Json, headers: Vec::new(), signing: None, fields: None },
         answer: AnswerRules {
             accepted: AnswerRule::Status(vec![200]),
             duplicate: None,

@@ -22,6 +22,7 @@ use jiff::Timestamp;
 
 use crate::domain::event::{JournalEntry, Life, Mark, WindowAmount};
 use crate::domain::id::{BuyerId, CampaignId, CapId, LeadId, Partition, PublisherId};
+use crate::domain::lease::LeaseKey;
 use crate::domain::money::{Currency, Micros};
 use crate::domain::outcome::{AttemptOutcome, LeadStatus};
 use crate::domain::window::Window;
@@ -29,11 +30,14 @@ use crate::store::{CounterKey, StoreError};
 use audit::{Audit, Period, Progress};
 
 pub mod audit;
+mod lives;
 pub mod mysql;
 mod plan;
 mod sql;
 pub mod sqlite;
 mod windows;
+
+pub use lives::{BookedLead, GatewayId, LeadPlace, LifeRow, Peer, Raise, Stage};
 
 /// Why a ledger call gave no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -246,9 +250,34 @@ pub trait Ledger: Send + Sync + std::fmt::Debug {
     /// first start and checked after: a different number is [`LedgerError::Schema`].
     async fn marks(&self, partitions: u16) -> Result<Vec<Mark>, LedgerError>;
 
-    /// Moves a partition to a new life with an empty mark, if it is still in life `from`. False when someone else was
-    /// first.
-    async fn raise_life(&self, partition: Partition, from: Life, to: Life) -> Result<bool, LedgerError>;
+    /// Every partition's life, in order; [`Ledger::marks`] has made sure of the rows.
+    async fn lives(&self) -> Result<Vec<LifeRow>, LedgerError>;
+
+    /// Moves partitions to new lives with empty marks, those that are still in the life named: on the server named, and only
+    /// [`Stage::Raised`] yet. Answers which: for the others someone else was first.
+    async fn raise_lives(&self, raises: &[Raise]) -> Result<Vec<Partition>, LedgerError>;
+
+    /// Writes down how far these lives have come; a life that is no longer its partition's is left alone.
+    async fn set_stage(&self, lives: &[(Partition, Life)], stage: Stage) -> Result<(), LedgerError>;
+
+    /// Says that a gateway is alive, and by partition under which life it has restated what it holds. Answers all gateways'
+    /// rows but those that nobody has written for an hour, which are removed.
+    async fn beat(&self, gateway: GatewayId, restated: &[Life]) -> Result<Vec<Peer>, LedgerError>;
+
+    /// Removes a gateway's row: it has ended and holds nothing.
+    async fn leave(&self, gateway: GatewayId) -> Result<(), LedgerError>;
+
+    /// Which of these the books have an attempt row for.
+    async fn attempted(&self, keys: &[LeaseKey]) -> Result<Vec<LeaseKey>, LedgerError>;
+
+    /// Leads received at or after `since`, in order of arrival, those after `after`, at most `count_max`: what a store that
+    /// has lost its memory is told again.
+    async fn booked_leads(
+        &self,
+        since: Timestamp,
+        after: Option<&LeadPlace>,
+        count_max: usize,
+    ) -> Result<Vec<BookedLead>, LedgerError>;
 
     /// Locks the marks of all partitions that nobody else is settling, reads their journals and settles at most `rows_max`
     /// entries in one transaction. Deadlocks and lock waits restart it from the first statement, a bounded number of times.
@@ -325,7 +354,7 @@ pub trait Ledger: Send + Sync + std::fmt::Debug {
     async fn lead_detail(&self, lead: LeadId) -> Result<Option<LeadDetail>, LedgerError>;
 
     /// The lead that used this key before: what replays are answered from when the store was lost. Hash in hex.
-    async fn lead_by_key(&self, publisher: &PublisherId, key_hash: &str) -> Result<Option<LeadRow>, LedgerError>;
+    async fn lead_by_key(&self, publisher: &PublisherId, key_hash: &str) -> Result<Option<BookedLead>, LedgerError>;
 
     /// Compares the books with themselves, as of one instant: entries with attempts and verdicts, balances with entries,
     /// `cap_usage` with attempts. Reads page by page and may take minutes; tells `progress` how far it has come.

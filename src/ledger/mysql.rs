@@ -20,6 +20,7 @@ use crate::domain::routing::Secret;
 
 const MIGRATIONS: &[schema::Source] = &[
     schema::Source { version: 1, description: "books", sql: include_str!("../../migrations/mysql/0001_books.sql") },
+    schema::Source { version: 2, description: "lives", sql: include_str!("../../migrations/mysql/0002_lives.sql") },
     schema::Source {
         version: 3,
         description: "usage begun",
@@ -128,6 +129,7 @@ impl Database for MysqlDatabase {
                 "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ",
                 "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY",
             ],
+            now: "UTC_TIMESTAMP(6)",
             skip_locked: " FOR UPDATE SKIP LOCKED",
             is_mysql: true,
             placeholders_max: 65_535,

@@ -25,6 +25,7 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
 const MIGRATIONS: &[schema::Source] = &[
     schema::Source { version: 1, description: "books", sql: include_str!("../../migrations/sqlite/0001_books.sql") },
+    schema::Source { version: 2, description: "lives", sql: include_str!("../../migrations/sqlite/0002_lives.sql") },
     schema::Source {
         version: 3,
         description: "usage begun",
@@ -36,6 +37,7 @@ const DIALECT: Dialect = Dialect {
     // A deferred transaction that read before it writes cannot wait for another writer; this one waits at its start.
     begin: "BEGIN IMMEDIATE",
     begin_snapshot: &["BEGIN"],
+    now: "(STRFTIME('%Y-%m-%d %H:%M:%f', 'now') || '000')",
     skip_locked: "",
     is_mysql: false,
     placeholders_max: 32_766,
@@ -56,6 +58,9 @@ pub type SqliteLedger = SqlLedger<SqliteDatabase>;
 impl SqlLedger<SqliteDatabase> {
     /// Opens the file, or makes it. The schema is brought up to date by [`super::Ledger::migrate`].
     pub async fn open(path: &Path, connections_max: u32) -> Result<Self, LedgerError> {
+        make_private(path).map_err(|error| {
+            LedgerError::NotDone(format!("{}: the file cannot be opened: {}", path.display(), error.kind()))
+        })?;
         let options = SqliteConnectOptions::new()
             .filename(path)
             .create_if_missing(true)
@@ -86,6 +91,16 @@ impl SqlLedger<SqliteDatabase> {
             pool(connections_max.max(2) - 1).connect_lazy_with(options.create_if_missing(false).read_only(true));
         Ok(Self::new(SqliteDatabase { writer, readers }))
     }
+}
+
+/// Makes the file, if there is none, for nobody else to read: it holds personal data (P9). The database gives its side files
+/// the same rights.
+fn make_private(path: &Path) -> std::io::Result<()> {
+    let mut options = std::fs::OpenOptions::new();
+    options.append(true).create(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.open(path).map(drop)
 }
 
 #[async_trait]

@@ -260,7 +260,7 @@ impl Walk<'_> {
     async fn cure(&mut self, index: usize, cure: Cure) {
         match cure {
             Cure::AskAgain => {}
-            Cure::OpenPartitions => self.gateway.open_partitions().await,
+            Cure::OpenPartitions => self.gateway.open_partitions_for_take().await,
             Cure::Seed => {
                 // The seed that runs when the routing comes into force waits for nobody: it ends what is too long for a lead.
                 let (began, seed) = (Instant::now(), self.gateway.seed(&self.offer(index).buyer));

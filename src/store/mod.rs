@@ -14,7 +14,8 @@
 //! - **Counters** never go below zero, are never created by a refund, and expire a while after their window (F01, F07).
 //! - **Counter = settled usage + effects of journal entries after the mark + open leases**, at every instant (P2). Only the
 //!   call that changes a lease's state touches counters and appends the event, in the same step.
-//! - **Lives.** A partition whose data is not of the life this gateway knows grants nothing and answers `NewLife` (P8).
+//! - **Lives.** A partition whose data is not of the life this gateway has joined, or is closed, grants nothing and answers
+//!   `NewLife` (P8); ends wait. How a life begins is told in `settle::lives`.
 
 use std::time::Duration;
 
@@ -26,11 +27,14 @@ use crate::domain::event::{Attempt, ClaimKey, Closed, EntryId, JournalEntry, Lif
 use crate::domain::id::{BuyerId, CapId, LeadId, Partition, PublisherId};
 use crate::domain::lease::{AttemptInfo, Charge, Demand, EndMark, LeaseKey, OpenLease};
 use crate::domain::window::Window;
+use crate::ledger::BookedLead;
 
 pub mod embedded;
+mod lives;
 mod reconcile;
 pub mod redis;
 
+pub use lives::{BeginReply, ReadBack, Standing};
 pub use reconcile::{Compared, Comparison, ReconcileReply, TAIL_ENTRIES_MAX};
 
 /// Why a store call gave no answer. A full cap is not an error, it is a value.
@@ -71,7 +75,10 @@ pub enum Admission {
     Finished(LeadId, Bytes),
     /// The key was used with another body.
     KeyReused,
-    /// The journal is at its limit: nothing is admitted until settlement catches up.
+    /// The key is not known here, but the books may know it: they have to be asked first ([`Store::bring_back`],
+    /// [`Store::new_key`]).
+    AskBooks,
+    /// The journal, or what this process holds of it, is at its limit: nothing is admitted until settlement catches up.
     JournalFull,
     /// `not_after` has passed.
     TooLate,
@@ -301,15 +308,55 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// This gateway's estimate of the store's clock.
     fn now(&self) -> Timestamp;
 
-    /// The life of a partition's data, `None` for data that has never been used or is gone.
-    async fn life(&self, partition: Partition) -> Result<Option<Life>, StoreError>;
+    /// Do several gateways use this store? Then each of them has to be alive in the books.
+    fn is_shared(&self) -> bool {
+        false
+    }
 
-    /// Is `life` the one that this gateway works under in this partition?
-    fn knows(&self, partition: Partition, life: Life) -> bool;
+    /// What a partition's data says of itself.
+    async fn standing(&self, partition: Partition) -> Result<Standing, StoreError>;
 
-    /// Makes `life` the partition's life, if the store has none (or an older one), and the one this gateway works under.
-    /// Answers the life that is in force after the call.
-    async fn begin_life(&self, partition: Partition, life: Life) -> Result<Life, StoreError>;
+    /// The life that this gateway works under in a partition, once everything it holds is restated under it.
+    fn joined(&self, partition: Partition) -> Option<Life>;
+
+    /// Makes `life` the partition's life, closed, if the store has none, an older one, or data of another server; only on the
+    /// server named. What waits for settlement goes on in the new life's journal, from its beginning; counters are forgotten.
+    async fn begin_life(&self, partition: Partition, life: Life, server: &str) -> Result<BeginReply, StoreError>;
+
+    /// Works under these lives from now on and never again under another one; waits for calls that are under way, then
+    /// restates everything this gateway holds of these partitions. Safe to repeat after an error.
+    async fn join(&self, lives: &[(Partition, Life)]) -> Result<(), StoreError>;
+
+    /// Opens a life that was begun: it grants from here on. False when the data is of another life.
+    async fn open_life(&self, _partition: Partition, _life: Life) -> Result<bool, StoreError> {
+        Ok(true)
+    }
+
+    /// Drops an open lease from the data of a partition that is closed: the books know how it ended.
+    async fn forget_lease(&self, _life: Life, _key: &LeaseKey) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    /// Tells a closed or open partition what the books know of a lead: its claim and answer, or that it is open. What the
+    /// store knows itself stays.
+    async fn bring_back(&self, lead: &BookedLead, retention: Duration) -> Result<(), StoreError>;
+
+    /// The books do not know this key: an admit that follows within some seconds need not ask them.
+    async fn new_key(&self, publisher: &PublisherId, hash: &str) -> Result<(), StoreError>;
+
+    /// Writes down how far leads have been brought back.
+    async fn set_read_back(&self, partition: Partition, life: Life, read: &ReadBack) -> Result<(), StoreError>;
+
+    /// Lets go of what is settled.
+    fn let_go(&self, _marks: &[Mark]) {}
+
+    /// Bytes of what this process holds because only the store has it besides: open leases and events that are not settled.
+    fn held_bytes(&self) -> u64 {
+        0
+    }
+
+    /// The server that answers is no longer the one that the books know: looks for it again, by the configured address.
+    async fn reconnect(&self) {}
 
     /// Measures clock and journal, and looks at how the store is set up.
     async fn health(&self) -> Result<StoreHealth, StoreError>;
@@ -428,7 +475,7 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// The last entry ever appended to the journal of the partition's present life (`0-0` for none), settled or not.
     async fn journal_tip(&self, partition: Partition) -> Result<EntryId, StoreError>;
 
-    /// Entries after the mark, in order, at most `count_max`. The journal of the mark's life, which may be an older one.
+    /// Entries after the mark, in order, at most `count_max`; none when the data is of another life than the mark.
     async fn read_journal(&self, mark: &Mark, count_max: usize) -> Result<Vec<JournalEntry>, StoreError>;
 
     /// Forgets entries up to and including the mark's. Called only after the ledger has committed the mark.

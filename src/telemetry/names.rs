@@ -101,6 +101,12 @@ metrics! {
         "1 while the store answers.";
     LEDGER_UP = "capgate_ledger_up", Kind::Gauge,
         "1 while the ledger answers.";
+    NEW_LIFE = "capgate_new_life_total", Kind::Counter,
+        "Partitions that this gateway found empty, rolled back or on another server, and closed until they were rebuilt.";
+    PARTITIONS_CLOSED = "capgate_partitions_closed", Kind::Gauge,
+        "Partitions that grant nothing until their counts are rebuilt.";
+    HELD_BYTES = "capgate_held_bytes", Kind::Gauge,
+        "Open leases and unsettled events that this gateway holds because only the store has them besides, in bytes.";
     STORE_CLOCK_OFFSET = "capgate_store_clock_offset_seconds", Kind::Gauge,
         "Clock of the store minus clock of this gateway.";
     CONFIG_RELOAD = "capgate_config_reload_total", Kind::Counter,

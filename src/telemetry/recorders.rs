@@ -298,6 +298,12 @@ pub struct StoreMetrics {
     pub recovered: CounterOf<Recovered>,
     /// What recovery could not finish at one look.
     pub recovery_failed: Counter,
+    /// Partitions that got a new life because their data proved nothing.
+    pub new_lives: Counter,
+    /// Partitions that grant nothing.
+    pub partitions_closed: Gauge,
+    /// What this process holds until it is settled.
+    pub held_bytes: Gauge,
 }
 
 impl StoreMetrics {
@@ -310,6 +316,9 @@ impl StoreMetrics {
             lease_duration: registry.histogram(&names::LEASE_DURATION, &[]),
             recovered: CounterOf::new(registry, &names::RECOVERED, &[], "kind", Recovered::words()),
             recovery_failed: registry.counter(&names::RECOVERY_FAILED, &[]),
+            new_lives: registry.counter(&names::NEW_LIFE, &[]),
+            partitions_closed: registry.gauge(&names::PARTITIONS_CLOSED, &[]),
+            held_bytes: registry.gauge(&names::HELD_BYTES, &[]),
         }
     }
 }

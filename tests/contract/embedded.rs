@@ -73,7 +73,7 @@ async fn shown(store: &dyn Store, partition: Partition) -> String {
     open.sort_by(|a, b| a.key.cmp(&b.key));
     let held: Vec<_> = open.iter().map(|lease| (&lease.key, &lease.charges, &lease.about, lease.gives_back)).collect();
     let entries = store.read_journal(&mark, 100_000).await.unwrap();
-    let (life, tip) = (store.life(partition).await.unwrap(), store.journal_tip(partition).await.unwrap());
+    let (life, tip) = (store.standing(partition).await.unwrap().life, store.journal_tip(partition).await.unwrap());
     format!("{life:?} {tip} {entries:?} {held:?}")
 }
 

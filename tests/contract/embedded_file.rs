@@ -10,7 +10,7 @@ use capgate::store::embedded::EmbeddedStore;
 use capgate::store::{Admission, LeadState, Store, StoreError};
 
 use crate::embedded::{journal, open, open_with, options};
-use crate::support::{LIFE, admit, begin_lives, publisher, start_mark};
+use crate::support::{LIFE, admit, begin, begin_lives, publisher, start_mark};
 
 #[tokio::test]
 async fn torn_end_is_cut_off_and_nothing_else() {
@@ -89,18 +89,22 @@ async fn p8_file_older_than_the_ledger_has_no_life() {
     drop(store);
 
     let store = open_with(&path, &[mark], &[]).unwrap();
-    assert_eq!(store.life(mark.partition).await, Ok(Some(LIFE)), "settled to its end is not rolled back");
+    assert_eq!(
+        store.standing(mark.partition).await.map(|standing| standing.life),
+        Ok(Some(LIFE)),
+        "settled to its end is not rolled back"
+    );
     assert_eq!(store.read_journal(&Mark { entry: EntryId::default(), ..mark }, 10).await, Ok(vec![]));
     drop(store);
 
     for lost in [&copy, &folder.path().join("new.db")] {
         let store = open_with(lost, &[mark], &[]).unwrap();
-        assert_eq!(store.life(mark.partition).await, Ok(None));
-        assert_eq!(store.begin_life(mark.partition, Life(2)).await, Ok(Life(2)));
+        assert_eq!(store.standing(mark.partition).await.map(|standing| standing.life), Ok(None));
+        assert_eq!(begin(&store, mark.partition, Life(2)).await, Life(2));
         assert_eq!(store.journal_tip(mark.partition).await, Ok(EntryId::default()));
         assert_eq!(store.admit(&admit(&store, LeadId::generate(), None)).await, Ok(Admission::New));
         drop(store);
         let store = open_with(lost, &[Mark { life: Life(2), entry: EntryId::default(), ..mark }], &[]).unwrap();
-        assert_eq!(store.life(mark.partition).await, Ok(Some(Life(2))));
+        assert_eq!(store.standing(mark.partition).await.map(|standing| standing.life), Ok(Some(Life(2))));
     }
 }

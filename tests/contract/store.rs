@@ -64,6 +64,7 @@ macro_rules! store_contract {
             money_caps_never_pass_their_limit_by_a_fraction,
             f15_large_numbers_stay_exact,
             caps_with_odd_names_stay_apart,
+            f30_crossed_ids_stay_apart,
             f08_window_that_is_not_now_is_refused,
             unseeded_counter_is_closed_until_seeded,
             seed_never_touches_a_counter_that_is_there,
@@ -110,6 +111,7 @@ macro_rules! store_contract {
             f66_events_stand_in_the_journal_when_the_call_answers,
             p8_nothing_is_granted_before_a_life,
             p8_older_life_than_the_stores_grants_nothing,
+            p3_keys_that_were_forgotten_come_back_from_the_books,
             appended_wakes_the_settler,
             health_counts_the_journal,
         );

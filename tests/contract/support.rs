@@ -9,7 +9,7 @@ use capgate::domain::lease::{AttemptInfo, Charge, Demand, EndMark, LeaseKey, Ter
 use capgate::domain::money::{Currency, Micros};
 use capgate::domain::outcome::{AttemptOutcome, LeadStatus};
 use capgate::domain::window::Window;
-use capgate::store::{Admit, Close, CounterKey, LeaseEnd, Refusal, Store, Take, TakeCandidate};
+use capgate::store::{Admit, BeginReply, Close, CounterKey, LeaseEnd, ReadBack, Refusal, Store, Take, TakeCandidate};
 use jiff::{SignedDuration, Timestamp};
 
 /// The life that tests work under unless they are about lives.
@@ -233,10 +233,26 @@ pub fn start_mark(store: &dyn Store, id: &str) -> Mark {
     Mark { partition: Partition::of(id, store.partitions()), life: LIFE, entry: EntryId::default() }
 }
 
+/// Begins a life, joins it and opens it, with nothing left to read back; answers the life in force.
+pub async fn begin(store: &dyn Store, partition: Partition, life: Life) -> Life {
+    let server = store.standing(partition).await.unwrap().server;
+    let BeginReply::Life(in_force) = store.begin_life(partition, life, &server).await.unwrap() else {
+        panic!("a life was begun on another server");
+    };
+    let joined = store.join(&[(partition, life)]).await;
+    // Under a life that is over there is nothing to restate into.
+    assert!(in_force != life || joined.is_ok(), "{joined:?}");
+    if in_force == life {
+        assert_eq!(store.open_life(partition, life).await, Ok(true));
+        store.set_read_back(partition, life, &ReadBack::Done).await.unwrap();
+    }
+    in_force
+}
+
 /// Begins [`LIFE`] in all partitions.
 pub async fn begin_lives(store: &dyn Store) {
     for partition in 0..store.partitions() {
-        assert_eq!(store.begin_life(Partition(partition), LIFE).await.unwrap(), LIFE);
+        assert_eq!(begin(store, Partition(partition), LIFE).await, LIFE);
     }
 }
 

@@ -28,14 +28,14 @@ fn buyers(stub: &StubBuyer) -> String {
 }
 
 /// Publishers that post until they are told to stop, and remember every lead that was acknowledged.
-struct Load {
+pub struct Load {
     stop: Arc<AtomicBool>,
     acknowledged: Arc<Mutex<Vec<LeadId>>>,
     tasks: Vec<tokio::task::JoinHandle<()>>,
 }
 
 impl Load {
-    fn start(gateways: &[std::net::SocketAddr]) -> Self {
+    pub fn start(gateways: &[std::net::SocketAddr]) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let acknowledged = Arc::new(Mutex::new(Vec::new()));
         let number = Arc::new(AtomicU32::new(0));
@@ -59,11 +59,11 @@ impl Load {
         Self { stop, acknowledged, tasks }
     }
 
-    fn count(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.acknowledged.lock().len()
     }
 
-    async fn end(self) -> Vec<LeadId> {
+    pub async fn end(self) -> Vec<LeadId> {
         self.stop.store(true, Ordering::Relaxed);
         for task in self.tasks {
             task.await.expect("a publisher ends well");

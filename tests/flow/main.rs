@@ -20,6 +20,8 @@ mod cluster;
 mod cluster_support;
 mod crash;
 mod headline;
+#[cfg(feature = "server-tests")]
+mod lives;
 mod operations;
 mod outcomes;
 mod reconcile;
@@ -29,6 +31,8 @@ mod reconcile;
 mod redis_support;
 mod resolve;
 #[cfg(feature = "server-tests")]
-#[allow(dead_code, reason = "only a cluster's nodes are started here")]
+#[allow(dead_code, reason = "each test binary uses its own part")]
 #[path = "../support/server.rs"]
 mod server;
+#[cfg(feature = "server-tests")]
+mod soak;

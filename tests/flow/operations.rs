@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use capgate::cli::stub_buyer::StubBuyer;
+use capgate::cli::stub_buyer::{Behaviour, StubBuyer};
 
-use crate::support::{BuyerLine, Gateway, Place, client, get, lead, post_until_taken, routing, until};
+use crate::headline::behaviours;
+use crate::support::{BuyerLine, Gateway, Place, client, closed, get, lead, post_until_taken, routing, until};
 
 async fn started(place: &Place, more: &str) -> (StubBuyer, Gateway) {
     let stub = StubBuyer::on_loopback(Vec::new(), 1).await.expect("a stub buyer");
@@ -70,6 +71,61 @@ async fn f87_a_broken_routing_file_changes_nothing_and_a_good_one_everything() {
     assert_eq!(sold(&gateway, 4).await, "sold", "F12: a raised cap works at once and the count is kept");
     assert_eq!(sold(&gateway, 5).await, "capped");
     gateway.app.shut_down().await;
+}
+
+/// F13: a buyer is taken out while thirty forwards to it are under way, and put back: their rows are complete, and what is
+/// left of the cap is what it was.
+async fn removed_and_put_back(place: Place) {
+    let stub = StubBuyer::on_loopback(behaviours(&["/b=delay:1000:accept"]), 1).await.expect("a stub buyer");
+    let with = one_buyer(&stub, "sunco", "timeout_ms = 20000\n[[buyer.cap]]\nwindow = \"day\"\nleads = 32");
+    place.write_routing(&with);
+    let gateway = place.start("").await;
+    let under_way: Vec<_> = (0..30)
+        .map(|number| {
+            let intake = gateway.intake;
+            tokio::spawn(async move {
+                post_until_taken(&client(), intake, &format!("k{number}"), &lead(number)).await.lead()
+            })
+        })
+        .collect();
+    until("thirty are on their way", Duration::from_secs(20), async || stub.stats("/b").received >= 30).await;
+    let reload = async |text: &str| {
+        place.write_routing(text);
+        let answer = client().post(format!("http://{}/v1/reload", gateway.admin)).send().await.expect("an answer");
+        assert_eq!(answer.status().as_u16(), 200);
+    };
+    reload(&routing(&[])).await;
+    assert_eq!(sold(&gateway, 100).await, "no_buyer");
+    let mut sold_leads = Vec::new();
+    for task in under_way {
+        sold_leads.push(task.await.expect("an answer"));
+    }
+    reload(&with).await;
+    let ledger = place.ledger().await;
+    for lead in sold_leads {
+        let detail = closed(&ledger, lead).await;
+        assert_eq!(detail.lead.status.as_str(), "sold");
+        assert_eq!(detail.attempts.len(), 1);
+        assert_eq!(detail.entries.len(), 3, "P6: booked, though the buyer was not in the routing");
+    }
+    stub.set_behaviour("/b", Behaviour::Accept);
+    for (number, verdict) in [(101, "sold"), (102, "sold"), (103, "capped")] {
+        assert_eq!(sold(&gateway, number).await, verdict, "neither a fresh cap nor a lost unit");
+    }
+    gateway.app.shut_down().await;
+    ledger.shut_down().await;
+    place.backing.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn f13_a_buyer_removed_and_put_back_keeps_its_sales_and_its_count_embedded() {
+    removed_and_put_back(Place::embedded()).await;
+}
+
+#[cfg(feature = "server-tests")]
+#[tokio::test(flavor = "multi_thread")]
+async fn f13_a_buyer_removed_and_put_back_keeps_its_sales_and_its_count_on_servers() {
+    removed_and_put_back(Place::servers().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -17,7 +17,7 @@ use crate::support::{BuyerLine, Gateway, Place, client, get, lead, leads, post_u
 const SUNCO_DAY: &str = "buyer_id = 'sunco' AND cap_id = 'day'";
 
 /// Runs a statement in the books, past the gateway.
-async fn run_sql(place: &Place, sql: &str) {
+pub async fn run_sql(place: &Place, sql: &str) {
     let (url, sql) = (&place.backing.ledger_url, AssertSqlSafe(sql.to_owned()));
     if url.starts_with("sqlite:") {
         let mut books = sqlx::SqliteConnection::connect(url).await.expect("the books open");
@@ -29,7 +29,7 @@ async fn run_sql(place: &Place, sql: &str) {
 }
 
 /// The one number of a query.
-async fn number(place: &Place, sql: &str) -> i64 {
+pub async fn number(place: &Place, sql: &str) -> i64 {
     let (url, sql) = (&place.backing.ledger_url, AssertSqlSafe(sql.to_owned()));
     if url.starts_with("sqlite:") {
         let mut books = sqlx::SqliteConnection::connect(url).await.expect("the books open");
@@ -107,6 +107,53 @@ async fn f81_reconcile_under_full_load_changes_nothing_on_servers() {
     place.write_routing(&rough_buyers(&stub));
     let gateways = vec![place.start(SHORT_LATE).await, place.start(SHORT_LATE).await, place.start(SHORT_LATE).await];
     quiet_under_load(place, gateways).await;
+}
+
+#[cfg(feature = "server-tests")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f81_reconcile_under_full_load_changes_nothing_on_a_cluster() {
+    let stub = StubBuyer::on_loopback(behaviours(&[ROUGH]), 7).await.expect("a stub buyer");
+    let place = Place::cluster().await;
+    place.write_routing(&rough_buyers(&stub));
+    let gateways = vec![place.start(SHORT_LATE).await, place.start(SHORT_LATE).await, place.start(SHORT_LATE).await];
+    quiet_under_load(place, gateways).await;
+}
+
+/// A counter that a hand has changed in the store is put right to the unit, and no other is touched.
+#[cfg(feature = "server-tests")]
+async fn counter_changed_by_hand(place: Place) {
+    use crate::cluster_support::{nodes_of, run_on_owner};
+    let stub = StubBuyer::on_loopback(Vec::new(), 1).await.expect("a stub buyer");
+    place.write_routing(&one_buyer(&stub, "[[buyer.cap]]\nwindow = \"hour\"\nleads = 100"));
+    let gateway = place.start("").await;
+    sell(&place, &gateway, 0..10).await;
+    let url = &place.backing.store_url;
+    let mut keys = Vec::new();
+    for node in nodes_of(url) {
+        keys.extend(crate::redis_support::Connection::open(&node).await.keys_of(&place.backing.prefix).await);
+    }
+    let key = keys.iter().find(|key| key.contains(":cap:sunco:day:")).expect("the counter");
+    for (by, action) in [(3, "lower"), (-4, "raise")] {
+        let (day, hour) = (used(&gateway, "day").await, used(&gateway, "hour").await);
+        assert_eq!(run_on_owner(url, &["INCRBY", key, &by.to_string()]).await.int(), day + by);
+        assert_eq!(only(&ask(&gateway, "").await), (by.to_string(), action.into(), true));
+        assert_eq!((used(&gateway, "day").await, used(&gateway, "hour").await), (day, hour));
+        assert_eq!(ask(&gateway, "").await["differences"], serde_json::json!([]));
+    }
+    gateway.app.shut_down().await;
+    place.backing.clean().await;
+}
+
+#[cfg(feature = "server-tests")]
+#[tokio::test(flavor = "multi_thread")]
+async fn f84_a_counter_changed_by_hand_is_put_right_on_servers() {
+    counter_changed_by_hand(Place::servers().await).await;
+}
+
+#[cfg(feature = "server-tests")]
+#[tokio::test(flavor = "multi_thread")]
+async fn f84_a_counter_changed_by_hand_is_put_right_on_a_cluster() {
+    counter_changed_by_hand(Place::cluster().await).await;
 }
 
 fn one_buyer(stub: &StubBuyer, more: &str) -> String {

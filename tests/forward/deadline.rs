@@ -164,7 +164,7 @@ fn f46_an_answer_that_came_while_the_process_slept_is_used() {
 
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());
-    let (tell, told_of_it) = std::sync::mpsc::channel();
+    let (heard, told) = std::sync::mpsc::channel();
     let buyer_thread = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         let mut request = Vec::new();
@@ -173,7 +173,7 @@ fn f46_an_answer_that_came_while_the_process_slept_is_used() {
             let count = stream.read(&mut some).unwrap();
             request.extend_from_slice(&some[..count]);
         }
-        tell.send(()).unwrap();
+        heard.send(()).unwrap();
         stream.write_all(YES).unwrap();
         // Held open until the other side has read it.
         let _ = stream.read(&mut [0; 1]);
@@ -182,7 +182,7 @@ fn f46_an_answer_that_came_while_the_process_slept_is_used() {
     runtime.block_on(async {
         let forwarder = forwarder();
         let call = tokio::spawn(async move { forward(&forwarder, &buyer(&url)).await });
-        while told_of_it.try_recv().is_err() {
+        while told.try_recv().is_err() {
             tokio::task::yield_now().await;
         }
         std::thread::sleep(TIMEOUT + LATE + std::time::Duration::from_millis(300));

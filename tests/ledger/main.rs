@@ -6,6 +6,7 @@
 mod auditing;
 mod events;
 mod journal;
+mod lives;
 mod reading;
 mod reconciling;
 mod schema;
@@ -75,6 +76,13 @@ macro_rules! all_behaviours {
                 paused_buyers_are_remembered,
                 payloads_are_removed_and_rows_stay,
                 totals_find_books_that_do_not_balance,
+            }
+            lives {
+                f23_a_life_is_raised_for_one_server,
+                stages_belong_to_their_life,
+                p1_gateways_that_are_alive_are_known_to_each_other,
+                f40_leads_are_told_again_in_order_page_by_page,
+                attempts_are_found_by_lead_and_buyer,
             }
             reconciling {
                 p2_usage_begins_once_and_settlement_adds_to_it,

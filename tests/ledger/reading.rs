@@ -94,8 +94,8 @@ pub async fn leads_are_found_by_key(books: &Books) {
     books.settle_all(&journal, 100).await;
     let find = async |by: &str, digit: &str| books.ledger.lead_by_key(&publisher(by), &digit.repeat(64)).await.unwrap();
     let found = find("acme", "c").await.unwrap();
-    assert_eq!((found.lead, found.answer), (lead, Some(unsold(lead, "acme", "capped").answer)));
-    assert_eq!(find("acme", "C").await.map(|row| row.lead), Some(lead), "hex digits have no case");
+    assert_eq!((found.place.lead, found.answer), (lead, Some(unsold(lead, "acme", "capped").answer)));
+    assert_eq!(find("acme", "C").await.map(|row| row.place.lead), Some(lead), "hex digits have no case");
     assert_eq!(find("summit", "c").await, None);
     assert_eq!(find("acme", "d").await, None);
     assert!(books.ledger.lead_by_key(&publisher("acme"), "short").await.is_err());

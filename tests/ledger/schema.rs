@@ -20,6 +20,8 @@ async fn start_over(books: &Books) {
         "reconcile_differences",
         "paused_buyers",
         "cap_usage_begun",
+        "lives",
+        "gateways",
     ] {
         books.raw.run(&format!("DROP TABLE IF EXISTS {table}")).await;
     }

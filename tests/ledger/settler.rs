@@ -9,10 +9,11 @@ use capgate::domain::event::{Attempt, Closed, EntryId, Event, JournalEntry, Life
 use capgate::domain::id::{BuyerId, CapId, LeadId, Partition, PublisherId};
 use capgate::domain::lease::{EndMark, LeaseKey, OpenLease};
 use capgate::domain::window::Window;
+use capgate::ledger::BookedLead;
 use capgate::settle::settler::{Settler, SettlerParts, Trouble};
 use capgate::store::{
-    Admission, Admit, Close, CloseReply, Comparison, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts,
-    OverdueLead, ReconcileReply, SeedReply, Store, StoreError, StoreHealth, Take, TakeReply,
+    Admission, Admit, BeginReply, Close, CloseReply, Comparison, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts,
+    OverdueLead, ReadBack, ReconcileReply, SeedReply, Standing, Store, StoreError, StoreHealth, Take, TakeReply,
 };
 use jiff::Timestamp;
 use parking_lot::Mutex;
@@ -69,10 +70,22 @@ impl Store for Journals {
     fn now(&self) -> Timestamp {
         unreachable!("settlement does not ask for this")
     }
-    async fn life(&self, _: Partition) -> Result<Option<Life>, StoreError> {
+    async fn standing(&self, _: Partition) -> Result<Standing, StoreError> {
         unreachable!("settlement does not ask for this")
     }
-    async fn begin_life(&self, _: Partition, _: Life) -> Result<Life, StoreError> {
+    async fn begin_life(&self, _: Partition, _: Life, _: &str) -> Result<BeginReply, StoreError> {
+        unreachable!("settlement does not ask for this")
+    }
+    async fn join(&self, _: &[(Partition, Life)]) -> Result<(), StoreError> {
+        unreachable!("settlement does not ask for this")
+    }
+    async fn bring_back(&self, _: &BookedLead, _: Duration) -> Result<(), StoreError> {
+        unreachable!("settlement does not ask for this")
+    }
+    async fn new_key(&self, _: &PublisherId, _: &str) -> Result<(), StoreError> {
+        unreachable!("settlement does not ask for this")
+    }
+    async fn set_read_back(&self, _: Partition, _: Life, _: &ReadBack) -> Result<(), StoreError> {
         unreachable!("settlement does not ask for this")
     }
     async fn health(&self) -> Result<StoreHealth, StoreError> {
@@ -139,7 +152,7 @@ impl Store for Journals {
         unreachable!("settlement does not ask for this")
     }
 
-    fn knows(&self, _: Partition, _: Life) -> bool {
+    fn joined(&self, _: Partition) -> Option<Life> {
         unreachable!("settlement does not ask for this")
     }
 

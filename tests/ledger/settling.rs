@@ -262,7 +262,7 @@ pub async fn a_second_lead_under_a_used_key_is_kept_without_it(books: &Books) {
         }
     }
     let holder = books.ledger.lead_by_key(&received(leads[0], "acme").publisher, &"b".repeat(64)).await.unwrap();
-    assert_eq!(holder.unwrap().lead, leads[0]);
+    assert_eq!(holder.unwrap().place.lead, leads[0]);
     let totals = books.ledger.totals().await.unwrap();
     assert_eq!(totals.leads, [("sold".to_owned(), 3)]);
     assert_eq!(books.raw.number("SELECT COUNT(*) FROM dead_letters").await, 0);

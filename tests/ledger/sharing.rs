@@ -5,7 +5,7 @@ use capgate::domain::id::{CapId, LeadId, Partition};
 use capgate::domain::outcome::AttemptOutcome;
 use capgate::domain::window::Window;
 use capgate::ledger::Ledger;
-use capgate::ledger::{LedgerError, SettleError};
+use capgate::ledger::{LedgerError, Raise, SettleError};
 use capgate::store::CounterKey;
 use jiff::Timestamp;
 
@@ -83,8 +83,12 @@ pub async fn a_new_life_starts_with_an_empty_mark(books: &Books) {
     let partition = Partition::of("acme", PARTITIONS);
     journal.append(&event);
     books.settle_all(&journal, 10).await;
-    assert!(books.ledger.raise_life(partition, Life(0), Life(3)).await.unwrap());
-    assert!(!books.ledger.raise_life(partition, Life(0), Life(4)).await.unwrap(), "the second gateway was first too");
+    let raise = async |to: u64, server: &str| {
+        let raise = Raise { partition, from: Life(0), to: Life(to), server: server.into() };
+        books.ledger.raise_lives(&[raise]).await.unwrap()
+    };
+    assert_eq!(raise(3, "a").await, [partition]);
+    assert_eq!(raise(4, "b").await, [], "the second gateway was first too");
     let marks = books.ledger.marks(PARTITIONS).await.unwrap();
     let mark = marks.iter().find(|mark| mark.partition == partition).unwrap();
     assert_eq!((mark.life, mark.entry), (Life(3), EntryId::default()));

@@ -35,6 +35,9 @@ pub trait Bench: Send + Sync {
     /// Lets time pass, or jump.
     async fn pass_time(&mut self, dice: &mut Dice);
 
+    /// Leases of a millisecond are overdue after this.
+    async fn wait_until_due(&self);
+
     /// Deletes a counter, if this store has such a way to lose one.
     async fn lose_counter(&mut self, place: &Place) -> bool;
 
@@ -97,6 +100,10 @@ impl Bench for Embedded {
         self.clock.advance(SignedDuration::from_millis(sign * ms.unwrap()));
     }
 
+    async fn wait_until_due(&self) {
+        self.clock.advance(SignedDuration::from_millis(2));
+    }
+
     async fn lose_counter(&mut self, _place: &Place) -> bool {
         false
     }
@@ -154,6 +161,11 @@ impl Bench for OnRedis {
 
     async fn pass_time(&mut self, dice: &mut Dice) {
         tokio::time::sleep(Duration::from_millis(u64::try_from(dice.roll(20)).unwrap())).await;
+    }
+
+    async fn wait_until_due(&self) {
+        // The server counts in milliseconds: two of them later, whatever the last one began with, all are due.
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 
     async fn lose_counter(&mut self, place: &Place) -> bool {

@@ -92,3 +92,20 @@ async fn f17_last_unit_race_redis() {
 async fn f17_last_unit_race_cluster() {
     race::race(bench::OnRedis::start(&cluster::cluster_url()).await, 40).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f11_three_recoveries_end_each_lease_once_embedded() {
+    race::three_recoveries(Embedded::start()).await;
+}
+
+#[cfg(feature = "server-tests")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f11_three_recoveries_end_each_lease_once_redis() {
+    race::three_recoveries(bench::OnRedis::start(&redis_support::url()).await).await;
+}
+
+#[cfg(feature = "server-tests")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f11_three_recoveries_end_each_lease_once_cluster() {
+    race::three_recoveries(bench::OnRedis::start(&cluster::cluster_url()).await).await;
+}

@@ -160,26 +160,30 @@ impl Model {
             Verb::Doubt => (EndMark::Doubt, amounts.to_vec()),
             Verb::Refund | Verb::Expire => (EndMark::Refunded, vec![0; amounts.len()]),
         };
-        let late = |was| EndReply::Late { was, counters: Vec::new() };
         let mut reply = match (state, verb) {
             (State::Open { .. }, _) => EndReply::Done,
             (State::Ended { mark: was @ (EndMark::Doubt | EndMark::Refunded), .. }, Verb::Commit)
-            | (State::Ended { mark: was @ EndMark::Doubt, .. }, Verb::Refund) => late(was),
+            | (State::Ended { mark: was @ EndMark::Doubt, .. }, Verb::Refund) => {
+                EndReply::Late { was, counters: Vec::new() }
+            }
             (State::Ended { mark, .. }, _) => return EndReply::Already(mark),
         };
         self.units[unit].state = State::Ended { mark, at: now };
         let before = std::mem::replace(&mut self.units[unit].counts, counts.clone());
-        let is_exception = reply == late(EndMark::Refunded);
+        let is_exception = matches!(reply, EndReply::Late { was: EndMark::Refunded, .. });
+        let mut charged = Vec::new();
         for (index, demand) in self.units[unit].candidate.demands.iter().enumerate() {
             let place = Place::of(&self.units[unit].key.buyer, &demand.charge);
             let counter = self.counters.entry(place.clone()).or_default();
             *counter = (*counter + counts[index]).checked_sub(before[index]).expect("P2: never negative");
-            if let EndReply::Late { was: EndMark::Refunded, counters } = &mut reply {
-                counters.push(*counter);
-            }
             if is_exception {
+                // One that is gone is told as 0.
+                charged.push(if self.present.contains(&place) { *counter } else { 0 });
                 *self.late.entry(place).or_default() += counts[index];
             }
+        }
+        if let EndReply::Late { counters, .. } = &mut reply {
+            *counters = charged;
         }
         reply
     }

@@ -66,7 +66,7 @@ impl<B: Bench> Walk<B> {
                 Refusal::Stale { .. } => "stale",
                 Refusal::Ended(_) => "ended",
                 Refusal::NewLife => panic!("no life has ended"),
-                Refusal::OtherWindow { .. } => panic!("the windows of a cap do not overlap"),
+                Refusal::OtherWindow { .. } => panic!("no zone has changed"),
                 Refusal::Underway => panic!("each lead has one walk"),
             });
         }

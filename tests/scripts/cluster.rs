@@ -12,8 +12,8 @@ use jiff::SignedDuration;
 use crate::cluster_support::Cluster;
 use crate::redis_support::{connect, fresh_prefix};
 use crate::support::{
-    Verb, admit, at_once, begin_lives, buyer, candidate, cap, claim, close, demand, end, publisher, running_window,
-    seed, start_mark, take, take_one, total_window, used,
+    Verb, admit, at_once, begin, begin_lives, buyer, candidate, cap, claim, close, demand, end, publisher,
+    running_window, seed, start_mark, take, take_one, total_window, used,
 };
 
 #[tokio::test]
@@ -75,7 +75,8 @@ async fn f26_the_whole_walk_stays_in_one_slot_per_step() {
         entries += store.read_journal(&mark, 100).await.unwrap().len();
         mark.entry = store.journal_tip(partition).await.unwrap();
         store.trim_journal(&mark).await.unwrap();
-        assert_eq!(store.begin_life(partition, capgate::domain::event::Life(2)).await.unwrap().0, 2);
+        store.let_go(&[mark]);
+        assert_eq!(begin(&store, partition, capgate::domain::event::Life(2)).await.0, 2);
     }
     assert_eq!(entries, 3 + 3 + 3 + 1);
     let mut mark = start_mark(&store, last.buyer.as_str());

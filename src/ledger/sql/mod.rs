@@ -8,11 +8,13 @@ use jiff::Timestamp;
 
 use super::audit::{Audit, Period, Progress};
 use super::{
-    AttemptPlace, CountedAttempt, CountedSum, DeadLetterRow, DifferenceRow, DoubtRow, JournalSource, LeadDetail,
-    LeadRow, Ledger, LedgerError, MigrationStep, Replayed, SettleError, Settled, Totals, UsageRow,
+    AttemptPlace, BookedLead, CountedAttempt, CountedSum, DeadLetterRow, DifferenceRow, DoubtRow, GatewayId,
+    JournalSource, LeadDetail, LeadPlace, LeadRow, Ledger, LedgerError, LifeRow, MigrationStep, Peer, Raise, Replayed,
+    SettleError, Settled, Stage, Totals, UsageRow,
 };
-use crate::domain::event::{EntryId, Life, Mark};
+use crate::domain::event::{Life, Mark};
 use crate::domain::id::{BuyerId, LeadId, Partition, PublisherId};
+use crate::domain::lease::LeaseKey;
 use crate::domain::window::Window;
 use crate::store::CounterKey;
 use session::{Database, DbError, Session, Value};
@@ -20,6 +22,7 @@ use session::{Database, DbError, Session, Value};
 mod audit;
 mod known;
 mod letters;
+mod lives;
 mod read;
 pub(super) mod schema;
 pub(super) mod session;
@@ -78,8 +81,7 @@ impl<D: Database> SqlLedger<D> {
     }
 
     async fn make_marks(&self, partitions: u16) -> Result<(), DbError> {
-        let fresh = |partition| Mark { partition: Partition(partition), life: Life(0), entry: EntryId::default() };
-        let marks: Vec<_> = (0..partitions).map(fresh).collect();
+        let marks: Vec<_> = (0..partitions).map(Partition).map(lives::fresh_mark).collect();
         let dialect = self.database.dialect();
         let mut session = self.database.writer().await?;
         session.run(dialect.begin).await?;
@@ -128,13 +130,38 @@ impl<D: Database> Ledger for SqlLedger<D> {
         Ok(marks)
     }
 
-    async fn raise_life(&self, partition: Partition, from: Life, to: Life) -> Result<bool, LedgerError> {
-        let life = |life: Life| {
-            i64::try_from(life.0).map(Value::Int).map_err(|_| LedgerError::Bug("a life is out of range".to_owned()))
-        };
-        let sql =
-            "UPDATE settlement_marks SET life = ?, entry_ms = 0, entry_seq = 0 WHERE partition_id = ? AND life = ?";
-        Ok(self.execute(sql, vec![life(to)?, i64::from(partition.0).into(), life(from)?]).await? == 1)
+    async fn lives(&self) -> Result<Vec<LifeRow>, LedgerError> {
+        Ok(self.read_lives().await?)
+    }
+
+    async fn raise_lives(&self, raises: &[Raise]) -> Result<Vec<Partition>, LedgerError> {
+        Ok(self.raise(raises).await?)
+    }
+
+    async fn set_stage(&self, lives: &[(Partition, Life)], stage: Stage) -> Result<(), LedgerError> {
+        Ok(self.write_stages(lives, stage).await?)
+    }
+
+    async fn beat(&self, gateway: GatewayId, restated: &[Life]) -> Result<Vec<Peer>, LedgerError> {
+        Ok(self.write_beat(gateway, restated).await?)
+    }
+
+    async fn leave(&self, gateway: GatewayId) -> Result<(), LedgerError> {
+        self.execute("DELETE FROM gateways WHERE gateway_id = ?", vec![gateway.into()]).await?;
+        Ok(())
+    }
+
+    async fn attempted(&self, keys: &[LeaseKey]) -> Result<Vec<LeaseKey>, LedgerError> {
+        Ok(self.read_attempted(keys).await?)
+    }
+
+    async fn booked_leads(
+        &self,
+        since: Timestamp,
+        after: Option<&LeadPlace>,
+        count_max: usize,
+    ) -> Result<Vec<BookedLead>, LedgerError> {
+        Ok(self.read_booked(since, after, count_max).await?)
     }
 
     async fn settle(&self, source: &dyn JournalSource, rows_max: usize) -> Result<Settled, SettleError> {
@@ -233,11 +260,10 @@ impl<D: Database> Ledger for SqlLedger<D> {
         Ok(self.read_detail(lead).await?)
     }
 
-    async fn lead_by_key(&self, publisher: &PublisherId, key_hash: &str) -> Result<Option<LeadRow>, LedgerError> {
+    async fn lead_by_key(&self, publisher: &PublisherId, key_hash: &str) -> Result<Option<BookedLead>, LedgerError> {
         let hash = super::plan::hash_of_hex(key_hash)
             .ok_or_else(|| LedgerError::Bug("a key's hash is not 64 hex digits".to_owned()))?;
-        let args = vec![hash.into(), publisher.as_str().into()];
-        Ok(self.read_lead("WHERE key_hash = ? AND publisher_id = ?", args).await?)
+        Ok(self.read_booked_by_key(publisher, hash).await?)
     }
 
     async fn audit(&self, period: Period, progress: Progress<'_>) -> Result<Audit, LedgerError> {

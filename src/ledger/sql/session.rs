@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 
 use crate::domain::id::LeadId;
-use crate::ledger::{LedgerError, MigrationStep};
+use crate::ledger::{GatewayId, LedgerError, MigrationStep};
 
 /// Longest wait for one statement. A database that hangs must not hold a settler for ever (P7).
 pub const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -120,6 +120,12 @@ impl From<LeadId> for Value {
     }
 }
 
+impl From<GatewayId> for Value {
+    fn from(value: GatewayId) -> Self {
+        Self::Bytes(value.as_bytes().to_vec())
+    }
+}
+
 impl From<[u8; 32]> for Value {
     fn from(value: [u8; 32]) -> Self {
         Self::Bytes(value.to_vec())
@@ -216,6 +222,15 @@ impl Row {
         }
     }
 
+    /// The next column, if not null, as hex digits of its bytes.
+    pub fn opt_hex(&mut self) -> Result<Option<String>, DbError> {
+        match self.0.next() {
+            Some(Value::Bytes(bytes)) => Ok(Some(bytes.iter().map(|byte| format!("{byte:02x}")).collect())),
+            Some(Value::Null) => Ok(None),
+            _ => Err(unreadable()),
+        }
+    }
+
     /// The next column as a lead's id.
     pub fn lead(&mut self) -> Result<LeadId, DbError> {
         Ok(LeadId::from_bytes(self.bytes()?))
@@ -250,6 +265,8 @@ pub struct Dialect {
     pub begin: &'static str,
     /// Start a transaction whose reads see one instant.
     pub begin_snapshot: &'static [&'static str],
+    /// The clock, in the form of the columns that hold times.
+    pub now: &'static str,
     /// Behind a SELECT: locks what is free and leaves out the rest.
     pub skip_locked: &'static str,
     /// ON CONFLICT or ON DUPLICATE KEY.

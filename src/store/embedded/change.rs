@@ -6,11 +6,14 @@
 use std::io::{self, Read};
 
 use bytes::Bytes;
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::domain::event::{ClaimKey, EntryId, Life, WindowAmount};
 use crate::domain::id::{BuyerId, CapId, LeadId, PublisherId};
 use crate::domain::lease::{AttemptInfo, EndMark, LeaseKey};
+use crate::ledger::LeadPlace;
+use crate::store::ReadBack;
 
 /// Version of the file and of each record in it.
 pub(super) const FILE_VERSION: u8 = 1;
@@ -89,6 +92,35 @@ pub(super) struct Effect {
     pub(super) units: i64,
 }
 
+/// [`ReadBack`] as it stands in the file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum ReadBackRecord {
+    Done,
+    UpTo(Option<(i64, LeadId)>),
+}
+
+impl From<&ReadBack> for ReadBackRecord {
+    fn from(read: &ReadBack) -> Self {
+        match read {
+            ReadBack::Done => Self::Done,
+            ReadBack::UpTo(place) => Self::UpTo(place.map(|place| (place.received_at.as_microsecond(), place.lead))),
+        }
+    }
+}
+
+impl From<&ReadBackRecord> for ReadBack {
+    fn from(read: &ReadBackRecord) -> Self {
+        match read {
+            ReadBackRecord::Done => Self::Done,
+            ReadBackRecord::UpTo(place) => Self::UpTo(place.and_then(|(us, lead)| {
+                // A time that cannot be read starts over, which is harmless.
+                Some(LeadPlace { received_at: Timestamp::from_microsecond(us).ok()?, lead })
+            })),
+        }
+    }
+}
+
 /// One change of one partition. Those from `Reset` on stand in snapshots, except for `Entry` and `Mark`, which are changes too.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -106,6 +138,8 @@ pub(super) enum Change {
         expires_ms: i64,
         entry: EntryId,
     },
+    /// How far leads were brought back from the books.
+    ReadBack(ReadBackRecord),
     /// An open lead was claimed by recovery.
     Deadline { lead: LeadId, deadline_us: i64 },
     /// A lease was opened; counters follow from what it holds.

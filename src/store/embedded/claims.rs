@@ -10,7 +10,7 @@ use super::partition::PartitionState;
 use super::state::{State, span_ms, span_us};
 use crate::domain::event::{Event, Received};
 use crate::domain::id::{LeadId, Partition, PublisherId};
-use crate::store::{Admission, Admit, Close, CloseReply, LeadState, OpenCounts, OverdueLead, StoreError};
+use crate::store::{Admission, Admit, Close, CloseReply, LeadState, OpenCounts, OverdueLead, ReadBack, StoreError};
 
 impl State {
     /// A running lead is kept until it is closed, whatever its retention; from then on the close's counts.
@@ -27,6 +27,12 @@ impl State {
         }
         if now > admit.not_after {
             return Admission::TooLate;
+        }
+        if let (Some(claim), ReadBack::UpTo(_)) = (&event.claim, state.read_back) {
+            let key = (event.publisher.clone(), Box::from(claim.hash.as_str()));
+            if state.new_keys.get(&key).is_none_or(|until_ms| *until_ms < now.as_millisecond()) {
+                return Admission::AskBooks;
+            }
         }
         if is_full {
             return Admission::JournalFull;

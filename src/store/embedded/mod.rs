@@ -17,15 +17,15 @@ use self::file::{Faults, Replacement};
 use self::group::Group;
 use self::state::State;
 use super::{
-    Admission, Admit, Close, CloseReply, Comparison, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts,
-    OverdueLead, ReconcileReply, SeedReply, Store, StoreError, StoreHealth, Take, TakeReply,
+    Admission, Admit, BeginReply, Close, CloseReply, Comparison, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts,
+    OverdueLead, ReadBack, ReconcileReply, SeedReply, Standing, Store, StoreError, StoreHealth, Take, TakeReply,
 };
 use crate::clock::SharedClock;
 use crate::domain::event::{Attempt, Closed, EntryId, Event, JournalEntry, Life, Mark, Received, WindowAmount};
 use crate::domain::id::{BuyerId, CapId, LeadId, Partition, PublisherId};
 use crate::domain::lease::{EndMark, LeaseKey, OpenLease};
 use crate::domain::window::Window;
-use crate::ledger::UsageRow;
+use crate::ledger::{BookedLead, UsageRow};
 
 mod change;
 mod claims;
@@ -33,6 +33,7 @@ mod counters;
 mod file;
 mod group;
 mod leases;
+mod lives;
 mod partition;
 mod reconcile;
 mod snapshot;
@@ -178,16 +179,32 @@ impl Store for EmbeddedStore {
         self.clock.now()
     }
 
-    fn knows(&self, partition: Partition, life: Life) -> bool {
-        self.group.look(|state| state.knows(partition, life))
+    async fn standing(&self, partition: Partition) -> Result<Standing, StoreError> {
+        self.step(|state, _| state.standing(partition)).await?
     }
 
-    async fn life(&self, partition: Partition) -> Result<Option<Life>, StoreError> {
-        self.step(|state, _| state.partition(partition).map(|known| known.life)).await?
+    fn joined(&self, partition: Partition) -> Option<Life> {
+        self.group.look(|state| state.joined(partition))
     }
 
-    async fn begin_life(&self, partition: Partition, life: Life) -> Result<Life, StoreError> {
-        self.step(|state, _| state.begin_life(partition, life)).await?
+    async fn begin_life(&self, partition: Partition, life: Life, _: &str) -> Result<BeginReply, StoreError> {
+        self.step(|state, _| state.begin_life(partition, life)).await?.map(BeginReply::Life)
+    }
+
+    async fn join(&self, lives: &[(Partition, Life)]) -> Result<(), StoreError> {
+        self.step(|state, _| state.join(lives)).await?
+    }
+
+    async fn bring_back(&self, lead: &BookedLead, retention: Duration) -> Result<(), StoreError> {
+        self.step(|state, now| state.bring_back(now, lead, retention)).await
+    }
+
+    async fn new_key(&self, publisher: &PublisherId, hash: &str) -> Result<(), StoreError> {
+        self.step(|state, now| state.new_key(now, publisher, hash)).await
+    }
+
+    async fn set_read_back(&self, partition: Partition, life: Life, read: &ReadBack) -> Result<(), StoreError> {
+        self.step(|state, _| state.set_read_back(partition, life, read)).await?
     }
 
     async fn health(&self) -> Result<StoreHealth, StoreError> {

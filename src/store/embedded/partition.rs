@@ -9,6 +9,7 @@ use super::counters::{Buyer, CapCounters, Moves};
 use crate::domain::event::{ClaimKey, EntryId, Life, WindowAmount};
 use crate::domain::id::{BuyerId, CapId, LeadId, PublisherId};
 use crate::domain::lease::{EndMark, LeaseKey};
+use crate::store::ReadBack;
 
 /// How many expired things one call removes at most. Above one, so that nothing piles up: a call adds at most two.
 const PURGE_COUNT_MAX: usize = 8;
@@ -80,6 +81,10 @@ pub(super) struct PartitionState {
     pub(super) life: Option<Life>,
     /// The life that this process works under; not in the file.
     pub(super) known_life: Option<Life>,
+    /// What the books still have to tell about leads that this file does not know.
+    pub(super) read_back: ReadBack,
+    /// Keys that the books do not know, and until when that is believed; not in the file.
+    pub(super) new_keys: HashMap<(PublisherId, Box<str>), i64>,
     pub(super) journals: BTreeMap<Life, Journal>,
     pub(super) claims: HashMap<PublisherId, HashMap<Box<str>, Claim>>,
     pub(super) leads: HashMap<LeadId, LeadRecord>,
@@ -184,9 +189,13 @@ impl PartitionState {
     fn apply(&mut self, change: &Change, event: Option<Bytes>) {
         match change {
             Change::Life { life } => {
+                if self.life.is_none() {
+                    // Nothing, or older data: the books may know leads that it has never met.
+                    self.read_back = ReadBack::UpTo(None);
+                }
                 self.life = *life;
                 if let Some(life) = life {
-                    self.journals.entry(*life).or_default();
+                    self.carry_over(*life);
                 }
             }
             Change::Admit { lead, publisher, claim, deadline_us, entry } => {
@@ -206,6 +215,7 @@ impl PartitionState {
                 let answer = answer.as_ref().map(|answer| Bytes::copy_from_slice(answer.as_bytes()));
                 self.put_lead(*lead, publisher, claim.clone(), *deadline_us, answer, *expires_ms);
             }
+            Change::ReadBack(read) => self.read_back = ReadBack::from(read),
             Change::Deadline { lead, deadline_us } => self.move_deadline(*lead, *deadline_us),
             Change::Take { lease, version } => self.open_lease(lease, *version),
             Change::End { key, mark, counts, expires_ms, entry } => {
@@ -239,6 +249,19 @@ impl PartitionState {
                 self.put_mark(key, *mark, counts.clone(), *expires_ms);
             }
         }
+    }
+
+    /// What is left of older journals goes on in the new life's, to be settled from its beginning (P5).
+    fn carry_over(&mut self, life: Life) {
+        let older: Vec<Life> = self.journals.range(..life).map(|(older, _)| *older).collect();
+        let mut entries = VecDeque::new();
+        for journal in older.iter().filter_map(|older| self.journals.remove(older)) {
+            entries.extend(journal.entries);
+        }
+        let journal = self.journals.entry(life).or_default();
+        journal.tip = entries.back().map_or(journal.tip, |last: &Entry| journal.tip.max(last.id));
+        entries.append(&mut journal.entries);
+        journal.entries = entries;
     }
 
     fn put_lead(

@@ -10,6 +10,7 @@ impl PartitionState {
             vec![Record { partition: self.index, number: self.number, change: Change::Reset, event: None }];
         let mut push = |change, event| records.push(Record { partition: self.index, number: 0, change, event });
         push(Change::Life { life: self.life }, None);
+        push(Change::ReadBack((&self.read_back).into()), None);
         for (life, journal) in &self.journals {
             push(Change::Journal { life: *life, tip: journal.tip, trimmed: journal.trimmed }, None);
             for entry in &journal.entries {

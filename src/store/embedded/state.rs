@@ -8,7 +8,7 @@ use jiff::Timestamp;
 
 use super::change::{Change, Record};
 use super::partition::PartitionState;
-use crate::domain::event::{EntryId, JournalEntry, Life, Mark};
+use crate::domain::event::{EntryId, JournalEntry, Mark};
 use crate::domain::id::Partition;
 use crate::store::StoreError;
 
@@ -60,10 +60,6 @@ impl State {
         self.partitions.get_mut(usize::from(partition.0)).ok_or_else(missing)
     }
 
-    pub(super) fn knows(&self, partition: Partition, life: Life) -> bool {
-        self.partitions.get(usize::from(partition.0)).is_some_and(|state| state.known_life == Some(life))
-    }
-
     /// Makes a change in the partition of `id` and keeps its record.
     pub(super) fn change_of(&mut self, id: &str, change: Change, event: Option<Bytes>) {
         let record = self.partition_of(id).change(change, event);
@@ -85,18 +81,6 @@ impl State {
     /// What the whole state takes in a snapshot, roughly.
     pub(super) fn live_bytes(&self) -> u64 {
         self.partitions.iter().map(PartitionState::live_bytes).sum()
-    }
-
-    pub(super) fn begin_life(&mut self, partition: Partition, life: Life) -> Result<Life, StoreError> {
-        let state = self.partition(partition)?;
-        state.known_life = Some(life);
-        match state.life {
-            Some(present) if present >= life => Ok(present),
-            Some(_) | None => {
-                self.change(partition, Change::Life { life: Some(life) })?;
-                Ok(life)
-            }
-        }
     }
 
     pub(super) fn journal_tip(&mut self, partition: Partition) -> Result<EntryId, StoreError> {

@@ -46,9 +46,16 @@ async fn open(path: &Path) -> (Arc<EmbeddedStore>, Arc<Rig>) {
     let rig = Arc::clone(&faults.rig);
     let store = EmbeddedStore::open_with(path, OPTIONS, Arc::new(SystemClock), &[], &[], faults).unwrap();
     for partition in 0..4 {
-        store.begin_life(Partition(partition), Life(1)).await.unwrap();
+        begin(&store, partition).await;
     }
     (Arc::new(store), rig)
+}
+
+async fn begin(store: &EmbeddedStore, partition: u16) {
+    let (partition, life) = (Partition(partition), Life(1));
+    store.begin_life(partition, life, "").await.unwrap();
+    store.join(&[(partition, life)]).await.unwrap();
+    store.set_read_back(partition, life, &ReadBack::Done).await.unwrap();
 }
 
 fn admit(store: &EmbeddedStore, lead: LeadId) -> Admit {
@@ -274,7 +281,7 @@ async fn p7_memory_of_what_has_expired_is_given_back() {
     let clock = ManualClock::new(SystemClock.now());
     let store = EmbeddedStore::open(&path, OPTIONS, clock.clone(), &[], &[]).unwrap();
     for partition in 0..4 {
-        store.begin_life(Partition(partition), Life(1)).await.unwrap();
+        begin(&store, partition).await;
     }
     let mark = Mark { partition: Partition::of("acme", 4), life: Life(1), entry: EntryId::default() };
     let minute = |at: Timestamp| {

@@ -119,6 +119,12 @@ impl Client {
         replies.pop().ok_or_else(|| unexpected("nothing"))
     }
 
+    /// Looks for the server again, by the configured address; at most one look at a time.
+    pub(super) fn reconnect(&self) {
+        self.hot.reconnect();
+        self.bulk.reconnect();
+    }
+
     /// Ends the connections.
     pub(super) async fn close(&self) {
         self.closing.cancel();
@@ -232,14 +238,21 @@ impl Link {
 
     fn failed(&self, error: &Error) -> StoreError {
         // A primary that became a copy stays one on this connection: find the new one (F23).
-        if error.details().starts_with("READONLY") && !self.is_reconnecting.swap(true, Ordering::AcqRel) {
-            let (client, is_reconnecting) = (self.client.clone(), self.is_reconnecting.clone());
-            tokio::spawn(async move {
-                let _ = client.force_reconnection().await;
-                is_reconnecting.store(false, Ordering::Release);
-            });
+        if error.details().starts_with("READONLY") {
+            self.reconnect();
         }
         meaning(error)
+    }
+
+    fn reconnect(&self) {
+        if self.is_reconnecting.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let (client, is_reconnecting) = (self.client.clone(), self.is_reconnecting.clone());
+        tokio::spawn(async move {
+            let _ = client.force_reconnection().await;
+            is_reconnecting.store(false, Ordering::Release);
+        });
     }
 
     async fn quit(&self) {

@@ -2,13 +2,15 @@
 
 use std::fmt::Write;
 
-use super::keys::{escape, life_text};
+use super::held::{HeldClose, HeldEnd};
+use super::keys::escape;
 use super::leads::read_close;
 use super::record::charges_text;
 use super::reply::{Answer, Call};
+use super::restate::entry_id;
 use super::scripts::Verb;
 use super::{RedisStore, Reply, first_word, millis, nth, unknown_reply};
-use crate::domain::event::{Attempt, Event, Life};
+use crate::domain::event::{Attempt, EntryId, Event, Life};
 use crate::domain::id::{BuyerId, Partition};
 use crate::domain::lease::{Charge, EndMark, LeaseKey};
 use crate::store::{Close, CloseReply, EndReply, LeaseEnd, StoreError};
@@ -31,6 +33,24 @@ impl End {
             Self::Doubt => Verb::Doubt,
         }
     }
+
+    /// How a lease stands after it.
+    fn mark(self) -> EndMark {
+        match self {
+            Self::Commit => EndMark::Committed,
+            Self::Refund | Self::Expire => EndMark::Refunded,
+            Self::Doubt => EndMark::Doubt,
+        }
+    }
+
+    /// The states that its script can change, in the script's order; `None` is an open lease.
+    fn states(self) -> &'static [Option<EndMark>] {
+        match self {
+            Self::Commit => &[None, Some(EndMark::Refunded), Some(EndMark::Doubt)],
+            Self::Refund => &[None, Some(EndMark::Doubt)],
+            Self::Expire | Self::Doubt => &[None],
+        }
+    }
 }
 
 /// What a change of state does to the windows, in the order of the charges.
@@ -43,18 +63,15 @@ struct Change {
 
 impl RedisStore {
     pub(super) async fn run_end(&self, how: End, end: &LeaseEnd) -> Result<EndReply, StoreError> {
-        let partition = self.partition(end.key.buyer.as_str());
-        let name = call_name();
-        let mut life = self.known_life(partition);
-        // A life that began elsewhere is met at most once in a while; more often something is wrong.
-        for _ in 0..3 {
-            let answer = self.client.run(how.verb(), &self.end_call(how, end, life, &name)?).await?;
-            match self.read_end(&answer.reply)? {
-                Ended::Reply(reply) => return Ok(reply),
-                Ended::OtherLife(other) => life = Some(other),
-            }
-        }
-        Err(StoreError::NotDone("the partition's life keeps changing".to_owned()))
+        let life = self.life_of_ends(self.partition(end.key.buyer.as_str()))?;
+        let answer = self.client.run(how.verb(), &self.end_call(how, end, life, &call_name())?).await?;
+        self.read_end(how, end, life, &answer.reply)
+    }
+
+    /// Ends wait for a partition whose life this gateway has not joined: what its data says of a lease proves nothing before
+    /// everything is restated.
+    fn life_of_ends(&self, partition: Partition) -> Result<Life, StoreError> {
+        self.joined_life(partition).ok_or_else(of_another_life)
     }
 
     pub(super) async fn run_commit_close(
@@ -64,18 +81,18 @@ impl RedisStore {
     ) -> Result<(EndReply, Option<CloseReply>), StoreError> {
         let buyers = self.partition(end.key.buyer.as_str());
         let publishers = self.partition(close.event.publisher.as_str());
-        if !self.client.is_cluster() && self.known_life(publishers).is_some() {
-            let commit = self.end_call(End::Commit, end, self.known_life(buyers), &call_name())?;
+        let life = self.life_of_ends(buyers)?;
+        if let (false, Some(of_close)) = (self.client.is_cluster(), self.joined_life(publishers)) {
+            let commit = self.end_call(End::Commit, end, life, &call_name())?;
             let Answer { reply, was_repeated } =
-                self.client.run(Verb::CommitClose, &both(commit, self.close_call(close)?)).await?;
+                self.client.run(Verb::CommitClose, &both(commit, self.close_call(close, of_close))).await?;
             let items = reply.list()?;
-            if let Ended::Reply(committed) = self.read_end(nth(items, 0)?)? {
-                let closed = match items.get(1) {
-                    Some(closed) => Some(self.read_own_close(closed, close, was_repeated)?),
-                    None => None,
-                };
-                return Ok((committed, closed));
-            }
+            let committed = self.read_end(End::Commit, end, life, nth(items, 0)?)?;
+            let closed = match items.get(1) {
+                Some(closed) => Some(self.read_own_close(closed, close, of_close, was_repeated)?),
+                None => None,
+            };
+            return Ok((committed, closed));
         }
         match self.run_end(End::Commit, end).await? {
             EndReply::Done => Ok((EndReply::Done, Some(self.run_close(close).await?))),
@@ -83,27 +100,46 @@ impl RedisStore {
         }
     }
 
-    /// [`read_close`], and settlement is told; an answer that our own first try has stored is not somebody else's.
+    /// [`read_close`]: what was appended is held and settlement is told; an answer that our own first try has stored is not
+    /// somebody else's.
     pub(super) fn read_own_close(
         &self,
         reply: &Reply,
         close: &Close,
+        life: Life,
         was_repeated: bool,
     ) -> Result<CloseReply, StoreError> {
-        let reply = match read_close(reply)? {
-            CloseReply::Already(answer) if was_repeated && answer == close.event.answer.as_bytes() => {
-                CloseReply::Closed
+        let (read, id) = read_close(reply)?;
+        let event = &close.event;
+        let is_ours = match &read {
+            CloseReply::Closed => true,
+            CloseReply::Already(answer) => {
+                self.held.answered(event.lead);
+                *answer == event.answer.as_bytes()
             }
-            reply => reply,
+            CloseReply::NewLife => false,
         };
-        if reply == CloseReply::Closed {
-            self.appended.notify_one();
+        if !is_ours {
+            return Ok(read);
         }
-        Ok(reply)
+        self.held.closed(
+            life,
+            id,
+            HeldClose {
+                lead: event.lead,
+                publisher: event.publisher.clone(),
+                claim: close.claim.clone(),
+                retention_ms: millis(close.retention),
+                answer: event.answer.clone(),
+                event: Event::Closed(event.clone()).to_bytes(),
+            },
+        );
+        self.appended.notify_one();
+        Ok(if was_repeated { CloseReply::Closed } else { read })
     }
 
     /// Keys and arguments of ending.lua.
-    fn end_call(&self, how: End, end: &LeaseEnd, life: Option<Life>, name: &str) -> Result<Call, StoreError> {
+    fn end_call(&self, how: End, end: &LeaseEnd, life: Life, name: &str) -> Result<Call, StoreError> {
         let LeaseKey { lead, buyer } = &end.key;
         let partition = self.partition(buyer.as_str());
         let mut call = Call::new(vec![
@@ -111,13 +147,13 @@ impl RedisStore {
             self.keys.end_mark(partition, *lead, buyer),
             self.keys.leases(partition, buyer),
             self.keys.due(partition),
-            self.keys.journal(partition, life),
+            self.keys.journal(partition, Some(life)),
         ]);
         for charge in &end.charges {
             let start = charge.window.start.as_millisecond();
             call.keys.push(self.keys.counter(partition, buyer, &charge.cap, start));
         }
-        call.arg(life_text(life)).arg(lead.to_string()).arg(buyer.as_str().to_owned()).arg(name.to_owned());
+        call.number(life.0).arg(lead.to_string()).arg(buyer.as_str().to_owned()).arg(name.to_owned());
         call.number(millis(self.end_mark_ttl).max(1)).arg(charges_text(&end.charges));
         call.arg(Event::Attempt(end.event.clone()).to_bytes());
         call.arg(Event::Attempt(end.late_event.clone()).to_bytes());
@@ -130,49 +166,60 @@ impl RedisStore {
         Ok(call)
     }
 
-    fn read_end(&self, reply: &Reply) -> Result<Ended, StoreError> {
+    /// Reads ending.lua's reply; what was appended is held.
+    fn read_end(&self, how: End, end: &LeaseEnd, life: Life, reply: &Reply) -> Result<EndReply, StoreError> {
         let (word, rest) = first_word(reply)?;
         let mark = || {
             let word = nth(rest, 0)?.text()?;
             EndMark::parse(word).ok_or_else(|| unknown_reply("an end", word))
         };
-        let reply = match word {
-            "done" => EndReply::Done,
-            "late" => EndReply::Late { was: mark()?, counters: read_counters(nth(rest, 1)?.text()?)? },
-            "already" => EndReply::Already(mark()?),
-            "missing" => EndReply::Missing,
-            "life" => {
-                return match nth(rest, 0)?.text()? {
-                    "" => Err(StoreError::NotDone("the partition has no life".to_owned())),
-                    text => {
-                        text.parse().map(|life| Ended::OtherLife(Life(life))).map_err(|_| unknown_reply("an end", text))
-                    }
-                };
+        let (reply, id) = match word {
+            "done" => (EndReply::Done, entry_id(nth(rest, 0)?)?),
+            "late" => {
+                let counters = read_counters(nth(rest, 2)?.text()?)?;
+                (EndReply::Late { was: mark()?, counters }, entry_id(nth(rest, 1)?)?)
             }
+            "already" => (EndReply::Already(mark()?), entry_id(nth(rest, 1)?)?),
+            "missing" => (EndReply::Missing, EntryId::default()),
+            "life" => return Err(of_another_life()),
             word => return Err(unknown_reply("an end", word)),
         };
-        if matches!(reply, EndReply::Done | EndReply::Late { .. }) {
-            self.appended.notify_one();
-        }
-        Ok(Ended::Reply(reply))
+        // A lease that has ended as this call wanted it may have been ended by an earlier try whose reply was lost.
+        let from = match reply {
+            EndReply::Done => Some(None),
+            EndReply::Late { was, .. } => Some(Some(was)),
+            EndReply::Already(mark) if mark == how.mark() => Some(None),
+            EndReply::Already(_) | EndReply::Missing => None,
+        };
+        let Some(from) = from else {
+            self.held.ended(&end.key);
+            return Ok(reply);
+        };
+        let change = how.states().iter().position(|state| *state == from).unwrap_or_default();
+        let effects = changes(how, end)?.into_iter().nth(change).map(|change| change.effects).unwrap_or_default();
+        let event = if from.is_none() { &end.event } else { &end.late_event };
+        let event = Event::Attempt(event.clone()).to_bytes();
+        let (key, charges) = (end.key.clone(), end.charges.clone());
+        self.held.end_appended(life, id, HeldEnd { key, charges, mark: how.mark(), effects, event });
+        self.appended.notify_one();
+        Ok(reply)
     }
 
     pub(super) async fn run_record(&self, partition: Partition, event: &Event) -> Result<(), StoreError> {
-        let mut life = self.known_life(partition);
-        for _ in 0..3 {
-            let mut call = Call::new(vec![self.keys.life(partition), self.keys.journal(partition, life)]);
-            call.arg(life_text(life)).arg(event.to_bytes());
-            let answer = self.client.run(Verb::Record, &call).await?;
-            match first_word(&answer.reply)? {
-                ("done", _) => {
-                    self.appended.notify_one();
-                    return Ok(());
-                }
-                ("life", rest) => life = nth(rest, 0)?.text()?.parse().ok().map(Life),
-                (word, _) => return Err(unknown_reply("record", word)),
+        let life = self.life_of_ends(partition)?;
+        let event = event.to_bytes();
+        let mut call = Call::new(vec![self.keys.life(partition), self.keys.journal(partition, Some(life))]);
+        call.number(life.0).arg(event.clone());
+        let answer = self.client.run(Verb::Record, &call).await?;
+        match first_word(&answer.reply)? {
+            ("done", rest) => {
+                self.held.recorded(partition, life, entry_id(nth(rest, 0)?)?, event);
+                self.appended.notify_one();
+                Ok(())
             }
+            ("life", _) => Err(of_another_life()),
+            (word, _) => Err(unknown_reply("record", word)),
         }
-        Err(StoreError::NotDone("the partition's life keeps changing".to_owned()))
     }
 
     pub(super) async fn run_remember(&self, key: &LeaseKey, mark: EndMark) -> Result<(), StoreError> {
@@ -188,13 +235,13 @@ impl RedisStore {
         let mut call = Call::new(vec![self.keys.leases(self.partition(key.buyer.as_str()), &key.buyer)]);
         call.arg(key.lead.to_string());
         self.client.run(Verb::GiveBack, &call).await?;
+        self.held.gives_back(key);
         Ok(())
     }
 }
 
-enum Ended {
-    Reply(EndReply),
-    OtherLife(Life),
+fn of_another_life() -> StoreError {
+    StoreError::NotDone("the partition is closed until its counts are rebuilt".to_owned())
 }
 
 /// Counters joined by `,`.
@@ -265,7 +312,7 @@ fn amounts(event: &Attempt, charges: &[Charge]) -> Result<Vec<i128>, StoreError>
 }
 
 /// `<buyer>|<cap>|<window start ms>|<signed amount>`, joined by `;`.
-fn effects_text(buyer: &BuyerId, charges: &[Charge], effects: &[i128]) -> String {
+pub(super) fn effects_text(buyer: &BuyerId, charges: &[Charge], effects: &[i128]) -> String {
     let mut out = String::new();
     for (charge, effect) in charges.iter().zip(effects).filter(|(_, effect)| **effect != 0) {
         if !out.is_empty() {

@@ -1,9 +1,10 @@
 //! What settlement and recovery read: the journal, and leases that are open.
 
+use super::keys::life_text;
 use super::record::{parse_lease, parse_lease_name};
 use super::reply::{Call, Plain};
 use super::scripts::Verb;
-use super::{Bytes, RedisStore, Reply, nth};
+use super::{Bytes, RedisStore, Reply, first_word, nth, unknown_reply};
 use crate::domain::event::{EntryId, JournalEntry, Mark};
 use crate::domain::id::Partition;
 use crate::domain::lease::{LeaseKey, OpenLease};
@@ -14,32 +15,31 @@ impl RedisStore {
         if count_max == 0 {
             return Ok(Vec::new());
         }
-        let args = vec![
-            self.keys.journal(mark.partition, Some(mark.life)).into(),
-            format!("({}", mark.entry).into(),
-            Bytes::from_static(b"+"),
-            Bytes::from_static(b"COUNT"),
-            count_max.to_string().into(),
-        ];
-        let reply = self.client.one("XRANGE", args).await?;
-        reply.list()?.iter().map(parse_entry).collect()
+        let mut call =
+            Call::new(vec![self.keys.life(mark.partition), self.keys.journal(mark.partition, Some(mark.life))]);
+        call.number(mark.life.0).number(mark.entry).number(count_max);
+        let answer = self.client.run(Verb::Read, &call).await?;
+        match first_word(&answer.reply)? {
+            ("entries", rest) => nth(rest, 0)?.list()?.iter().map(parse_entry).collect(),
+            // What stands in other data is settled when it is in the mark's life.
+            ("life", _) => Ok(Vec::new()),
+            (word, _) => Err(unknown_reply("read", word)),
+        }
     }
 
     pub(super) async fn run_trim(&self, mark: &Mark) -> Result<(), StoreError> {
         let mut call = Call::new(vec![
+            self.keys.life(mark.partition),
             self.keys.journal(mark.partition, Some(mark.life)),
             self.keys.trimmed(mark.partition, mark.life),
         ]);
-        call.number(mark.entry).number(after(mark.entry));
+        call.number(mark.life.0).number(mark.entry).number(after(mark.entry));
         self.client.run(Verb::Trim, &call).await?;
         Ok(())
     }
 
     pub(super) async fn read_tip(&self, partition: Partition) -> Result<EntryId, StoreError> {
-        let life = match self.known_life(partition) {
-            Some(life) => Some(life),
-            None => self.stored_life(partition).await?,
-        };
+        let life = self.known_life(partition);
         if life.is_none() {
             return Ok(EntryId::default());
         }
@@ -49,8 +49,8 @@ impl RedisStore {
 
     /// Leases past their deadline by the store's own clock, oldest first.
     pub(super) async fn overdue_names(&self, partition: Partition, count_max: usize) -> Result<Reply, StoreError> {
-        let mut call = Call::new(vec![self.keys.due(partition)]);
-        call.number(count_max);
+        let mut call = Call::new(vec![self.keys.life(partition), self.keys.due(partition)]);
+        call.arg(life_text(self.joined_life(partition))).number(count_max);
         Ok(self.client.run(Verb::Overdue, &call).await?.reply)
     }
 

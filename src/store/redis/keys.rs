@@ -54,9 +54,14 @@ impl Keys {
         format!("{head}{tail}")
     }
 
-    /// Number of the partition's life.
+    /// `<life>|<server it was begun on>|<open or closed>`.
     pub(super) fn life(&self, partition: Partition) -> String {
         self.key(partition, format_args!("life"))
+    }
+
+    /// How far leads have been read back from the books since the life began; absent when nothing is missing.
+    pub(super) fn unread(&self, partition: Partition) -> String {
+        self.key(partition, format_args!("unread"))
     }
 
     /// A counter: whole leads, or micros.
@@ -158,6 +163,7 @@ mod tests {
         let buyer = BuyerId::new("sunco").unwrap();
         let publisher = PublisherId::new("acme").unwrap();
         assert_eq!(keys.life(partition), "cg1:{p07}:life");
+        assert_eq!(keys.unread(partition), "cg1:{p07}:unread");
         assert_eq!(keys.windows(partition), "cg1:{p07}:windows");
         assert_eq!(keys.versions(partition), "cg1:{p07}:versions");
         assert_eq!(keys.due(partition), "cg1:{p07}:due");

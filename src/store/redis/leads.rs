@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use super::ends::both;
+use super::held::HeldLead;
 use super::keys::{escape, life_text, unescape};
 use super::reply::{Call, Plain};
+use super::restate::entry_id;
 use super::scripts::Verb;
-use super::take::read_reply;
 use super::{Bytes, RedisStore, Reply, first_word, millis, nth, unknown_reply};
-use crate::domain::event::{ClaimKey, Event, Life};
+use crate::domain::event::{ClaimKey, EntryId, Event, Life};
 use crate::domain::id::{LeadId, Partition, PublisherId};
 use crate::store::{
     Admission, Admit, Close, CloseReply, LeadState, OpenCounts, OverdueLead, StoreError, Take, TakeReply,
@@ -17,7 +18,7 @@ use crate::store::{
 impl RedisStore {
     pub(super) async fn run_admit(&self, admit: &Admit) -> Result<Admission, StoreError> {
         match self.admit_call(admit).await? {
-            Ok(call) => self.read_admission(&self.client.run(Verb::Admit, &call).await?.reply),
+            Ok((call, life)) => self.read_admission(admit, life, &self.client.run(Verb::Admit, &call).await?.reply),
             Err(refused) => Ok(refused),
         }
     }
@@ -27,39 +28,40 @@ impl RedisStore {
         admit: &Admit,
         take: &Take,
     ) -> Result<(Admission, Option<TakeReply>), StoreError> {
-        let call = match self.admit_call(admit).await? {
-            Ok(call) => both(call, self.whole_take_call(take)?),
+        let (call, life) = match self.admit_call(admit).await? {
+            Ok((call, life)) => (both(call, self.whole_take_call(take)?), life),
             Err(refused) => return Ok((refused, None)),
         };
         let answer = self.client.run(Verb::AdmitTake, &call).await?;
         let items = answer.reply.list()?;
-        let admission = self.read_admission(nth(items, 0)?)?;
+        let admission = self.read_admission(admit, life, nth(items, 0)?)?;
         let taken = match items.get(1) {
-            Some(reply) => Some(read_reply(reply)?.0),
+            Some(reply) => Some(self.read_taken(take, reply)?.0),
             None => None,
         };
         Ok((admission, taken))
     }
 
-    /// Keys and arguments of admit.lua, or the refusal that needs no call.
-    async fn admit_call(&self, admit: &Admit) -> Result<Result<Call, Admission>, StoreError> {
+    /// Keys and arguments of admit.lua and the life they are for, or the refusal that needs no call.
+    async fn admit_call(&self, admit: &Admit) -> Result<Result<(Call, Life), Admission>, StoreError> {
         let event = &admit.event;
         let partition = self.partition(event.publisher.as_str());
-        let Some(life) = self.known_life(partition) else { return Ok(Err(Admission::NewLife)) };
-        if self.is_journal_full().await? {
+        let Some(life) = self.joined_life(partition) else { return Ok(Err(Admission::NewLife)) };
+        if !self.held.has_room() || self.is_journal_full().await? {
             return Ok(Err(Admission::JournalFull));
         }
         let claim = event.claim.as_ref();
         let mut call = self.record_call(partition, life, &event.publisher, event.lead, claim);
+        call.keys.push(self.keys.unread(partition));
         call.number(admit.deadline.as_millisecond()).number(admit.not_after.as_millisecond());
         call.number(admit.deadline.as_millisecond().saturating_add(millis(admit.retention)));
         call.number(self.journal_entries_max).arg(info_text(&event.publisher, claim));
         call.arg(Event::Received(event.clone()).to_bytes());
-        Ok(Ok(call))
+        Ok(Ok((call, life)))
     }
 
-    /// What admit and close have in common: all keys, life, lead, claim.
-    fn record_call(
+    /// What all scripts about a lead have in common: all keys, life, lead, claim.
+    pub(super) fn record_call(
         &self,
         partition: Partition,
         life: Life,
@@ -81,17 +83,29 @@ impl RedisStore {
         call
     }
 
-    fn read_admission(&self, reply: &Reply) -> Result<Admission, StoreError> {
+    /// Reads admit.lua's reply; a lead that was admitted is held.
+    fn read_admission(&self, admit: &Admit, life: Life, reply: &Reply) -> Result<Admission, StoreError> {
         let (word, rest) = first_word(reply)?;
         let lead = || parse_lead(nth(rest, 0)?);
         Ok(match word {
             "new" => {
+                let event = &admit.event;
+                let lead = HeldLead {
+                    lead: event.lead,
+                    publisher: event.publisher.clone(),
+                    claim: event.claim.clone(),
+                    deadline_ms: admit.deadline.as_millisecond(),
+                    expires_ms: admit.deadline.as_millisecond().saturating_add(millis(admit.retention)),
+                    event: Event::Received(event.clone()).to_bytes(),
+                };
+                self.held.admitted(life, entry_id(nth(rest, 0)?)?, lead);
                 self.appended.notify_one();
                 Admission::New
             }
             "running" => Admission::Running(lead()?),
             "finished" => Admission::Finished(lead()?, nth(rest, 1)?.bytes()?),
             "reused" => Admission::KeyReused,
+            "unread" => Admission::AskBooks,
             "full" => Admission::JournalFull,
             "late" => Admission::TooLate,
             "life" => Admission::NewLife,
@@ -100,24 +114,20 @@ impl RedisStore {
     }
 
     pub(super) async fn run_close(&self, close: &Close) -> Result<CloseReply, StoreError> {
-        if self.known_life(self.partition(close.event.publisher.as_str())).is_none() {
-            return Ok(CloseReply::NewLife);
-        }
-        let answer = self.client.run(Verb::Close, &self.close_call(close)?).await?;
-        self.read_own_close(&answer.reply, close, answer.was_repeated)
+        let partition = self.partition(close.event.publisher.as_str());
+        let Some(life) = self.joined_life(partition) else { return Ok(CloseReply::NewLife) };
+        let answer = self.client.run(Verb::Close, &self.close_call(close, life)).await?;
+        self.read_own_close(&answer.reply, close, life, answer.was_repeated)
     }
 
-    /// Keys and arguments of close.lua; the caller has made sure that the life is known.
-    pub(super) fn close_call(&self, close: &Close) -> Result<Call, StoreError> {
+    /// Keys and arguments of close.lua.
+    pub(super) fn close_call(&self, close: &Close, life: Life) -> Call {
         let event = &close.event;
         let partition = self.partition(event.publisher.as_str());
-        let life = self
-            .known_life(partition)
-            .ok_or_else(|| StoreError::NotDone("the partition's life is not known".to_owned()))?;
         let mut call = self.record_call(partition, life, &event.publisher, event.lead, close.claim.as_ref());
         call.number(millis(close.retention).max(1)).arg(event.answer.clone());
         call.arg(Event::Closed(event.clone()).to_bytes());
-        Ok(call)
+        call
     }
 
     pub(super) async fn read_lead_state(
@@ -148,8 +158,9 @@ impl RedisStore {
         extend: Duration,
         count_max: usize,
     ) -> Result<Vec<OverdueLead>, StoreError> {
-        let mut call = Call::new(vec![self.keys.open(partition), self.keys.open_info(partition)]);
-        call.number(millis(grace)).number(millis(extend)).number(count_max);
+        let mut call =
+            Call::new(vec![self.keys.life(partition), self.keys.open(partition), self.keys.open_info(partition)]);
+        call.arg(life_text(self.joined_life(partition))).number(millis(grace)).number(millis(extend)).number(count_max);
         let answer = self.client.run(Verb::ClaimLeads, &call).await?;
         let mut leads = Vec::new();
         for pair in answer.reply.list()?.chunks_exact(2) {
@@ -176,13 +187,13 @@ impl RedisStore {
     }
 }
 
-/// Reads close's reply.
-pub(super) fn read_close(reply: &Reply) -> Result<CloseReply, StoreError> {
+/// Reads close's reply, and the entry: its own, or the newest.
+pub(super) fn read_close(reply: &Reply) -> Result<(CloseReply, EntryId), StoreError> {
     let (word, rest) = first_word(reply)?;
     Ok(match word {
-        "closed" => CloseReply::Closed,
-        "already" => CloseReply::Already(nth(rest, 0)?.bytes()?),
-        "life" => CloseReply::NewLife,
+        "closed" => (CloseReply::Closed, entry_id(nth(rest, 0)?)?),
+        "already" => (CloseReply::Already(nth(rest, 0)?.bytes()?), entry_id(nth(rest, 1)?)?),
+        "life" => (CloseReply::NewLife, EntryId::default()),
         word => return Err(unknown_reply("close", word)),
     })
 }
@@ -200,7 +211,7 @@ fn state_of(lead: LeadId, owner: &Reply, answer: &Reply) -> Result<Option<LeadSt
 }
 
 /// `<publisher>|<claim hash>|<fingerprint>`; without a claim the rest is empty.
-fn info_text(publisher: &PublisherId, claim: Option<&ClaimKey>) -> String {
+pub(super) fn info_text(publisher: &PublisherId, claim: Option<&ClaimKey>) -> String {
     let hash = claim.map(|claim| escape(&claim.hash)).unwrap_or_default();
     let fingerprint = claim.and_then(|claim| claim.fingerprint.as_deref()).map(escape).unwrap_or_default();
     format!("{publisher}|{hash}|{fingerprint}")

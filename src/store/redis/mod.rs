@@ -5,6 +5,7 @@
 
 mod client;
 mod ends;
+mod held;
 mod journal;
 mod keys;
 mod leads;
@@ -12,6 +13,7 @@ mod lives;
 mod reconcile;
 mod record;
 mod reply;
+mod restate;
 mod scripts;
 mod setup;
 mod take;
@@ -27,12 +29,13 @@ use tokio::sync::Notify;
 
 use self::client::Client;
 use self::ends::End;
+use self::held::Held;
 use self::keys::Keys;
 use self::reply::Reply;
 use self::setup::{JournalSize, Offset};
 use super::{
-    Admission, Admit, Close, CloseReply, Comparison, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts,
-    OverdueLead, ReconcileReply, SeedReply, Store, StoreError, StoreHealth, Take, TakeReply,
+    Admission, Admit, BeginReply, Close, CloseReply, Comparison, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts,
+    OverdueLead, ReadBack, ReconcileReply, SeedReply, Standing, Store, StoreError, StoreHealth, Take, TakeReply,
 };
 use crate::clock::SharedClock;
 use crate::domain::event::{Attempt, Closed, EntryId, Event, JournalEntry, Life, Mark, WindowAmount};
@@ -40,6 +43,7 @@ use crate::domain::id::{BuyerId, CapId, LeadId, Partition, PublisherId};
 use crate::domain::lease::{EndMark, LeaseKey, OpenLease};
 use crate::domain::routing::Secret;
 use crate::domain::window::Window;
+use crate::ledger::BookedLead;
 
 /// How long a counter outlives its window, so that late refunds and reconciliation still see it (F01).
 const COUNTER_SLACK_MS: i64 = 2 * 24 * 3600 * 1000;
@@ -50,8 +54,10 @@ pub struct RedisStore {
     client: Client,
     keys: Keys,
     partitions: u16,
-    /// The life this gateway works under, by partition; `None` until [`Store::begin_life`] was called.
-    lives: Mutex<Vec<Option<Life>>>,
+    lives: Mutex<Vec<KnownLife>>,
+    /// Held by every call that takes or ends something, and for a moment alone by whoever joins a life.
+    under_way: tokio::sync::RwLock<()>,
+    held: Held,
     clock: SharedClock,
     offset: Offset,
     journal: JournalSize,
@@ -84,7 +90,9 @@ impl RedisStore {
             client,
             keys: Keys::new(prefix, partitions),
             partitions,
-            lives: Mutex::new(vec![None; usize::from(partitions)]),
+            lives: Mutex::new(vec![KnownLife::default(); usize::from(partitions)]),
+            under_way: tokio::sync::RwLock::new(()),
+            held: Held::new(partitions),
             clock,
             offset: Offset::default(),
             journal: JournalSize::default(),
@@ -104,10 +112,28 @@ impl RedisStore {
         (0..self.partitions).map(Partition)
     }
 
-    /// The life this gateway works under.
+    /// The life this gateway works under, restated or not.
     fn known_life(&self, partition: Partition) -> Option<Life> {
-        self.lives.lock().get(usize::from(partition.0)).copied().flatten()
+        self.lives.lock().get(usize::from(partition.0)).and_then(|known| known.life)
     }
+
+    /// The life this gateway works under, if everything it holds is restated under it.
+    fn joined_life(&self, partition: Partition) -> Option<Life> {
+        self.lives.lock().get(usize::from(partition.0)).filter(|known| known.is_restated).and_then(|known| known.life)
+    }
+
+    fn store_now_ms(&self) -> i64 {
+        self.offset.apply(self.clock.now()).as_millisecond()
+    }
+}
+
+/// What this gateway knows of a partition's life.
+#[derive(Debug, Clone, Copy, Default)]
+struct KnownLife {
+    /// `None` until [`Store::join`] was called.
+    life: Option<Life>,
+    /// Does the store have under it what this process holds?
+    is_restated: bool,
 }
 
 /// Milliseconds of a duration, as arguments of scripts.
@@ -145,16 +171,56 @@ impl Store for RedisStore {
         self.offset.apply(self.clock.now())
     }
 
-    fn knows(&self, partition: Partition, life: Life) -> bool {
-        self.known_life(partition) == Some(life)
+    fn is_shared(&self) -> bool {
+        true
     }
 
-    async fn life(&self, partition: Partition) -> Result<Option<Life>, StoreError> {
-        self.stored_life(partition).await
+    async fn standing(&self, partition: Partition) -> Result<Standing, StoreError> {
+        self.read_standing(partition).await
     }
 
-    async fn begin_life(&self, partition: Partition, life: Life) -> Result<Life, StoreError> {
-        self.begin(partition, life).await
+    fn joined(&self, partition: Partition) -> Option<Life> {
+        self.joined_life(partition)
+    }
+
+    async fn begin_life(&self, partition: Partition, life: Life, server: &str) -> Result<BeginReply, StoreError> {
+        self.begin(partition, life, server).await
+    }
+
+    async fn join(&self, lives: &[(Partition, Life)]) -> Result<(), StoreError> {
+        self.join_lives(lives).await
+    }
+
+    async fn open_life(&self, partition: Partition, life: Life) -> Result<bool, StoreError> {
+        self.open(partition, life).await
+    }
+
+    async fn forget_lease(&self, life: Life, key: &LeaseKey) -> Result<(), StoreError> {
+        self.forget(life, key).await
+    }
+
+    async fn bring_back(&self, lead: &BookedLead, retention: Duration) -> Result<(), StoreError> {
+        self.run_bring_back(lead, retention).await
+    }
+
+    async fn new_key(&self, publisher: &PublisherId, hash: &str) -> Result<(), StoreError> {
+        self.run_new_key(publisher, hash).await
+    }
+
+    async fn set_read_back(&self, partition: Partition, life: Life, read: &ReadBack) -> Result<(), StoreError> {
+        self.run_read_back(partition, life, read).await
+    }
+
+    fn let_go(&self, marks: &[Mark]) {
+        self.held.let_go(marks, self.store_now_ms());
+    }
+
+    fn held_bytes(&self) -> u64 {
+        self.held.bytes()
+    }
+
+    async fn reconnect(&self) {
+        self.client.reconnect();
     }
 
     async fn health(&self) -> Result<StoreHealth, StoreError> {
@@ -162,14 +228,17 @@ impl Store for RedisStore {
     }
 
     async fn admit(&self, admit: &Admit) -> Result<Admission, StoreError> {
+        let _under_way = self.under_way.read().await;
         self.run_admit(admit).await
     }
 
     async fn take(&self, take: &Take) -> Result<TakeReply, StoreError> {
+        let _under_way = self.under_way.read().await;
         self.run_take(take).await
     }
 
     async fn admit_and_take(&self, admit: &Admit, take: &Take) -> Result<(Admission, Option<TakeReply>), StoreError> {
+        let _under_way = self.under_way.read().await;
         if self.is_one_call(take) {
             return self.run_admit_take(admit, take).await;
         }
@@ -180,26 +249,32 @@ impl Store for RedisStore {
     }
 
     async fn commit(&self, end: &LeaseEnd) -> Result<EndReply, StoreError> {
+        let _under_way = self.under_way.read().await;
         self.run_end(End::Commit, end).await
     }
 
     async fn refund(&self, end: &LeaseEnd) -> Result<EndReply, StoreError> {
+        let _under_way = self.under_way.read().await;
         self.run_end(End::Refund, end).await
     }
 
     async fn expire(&self, end: &LeaseEnd) -> Result<EndReply, StoreError> {
+        let _under_way = self.under_way.read().await;
         self.run_end(End::Expire, end).await
     }
 
     async fn doubt(&self, end: &LeaseEnd) -> Result<EndReply, StoreError> {
+        let _under_way = self.under_way.read().await;
         self.run_end(End::Doubt, end).await
     }
 
     async fn record(&self, event: &Attempt) -> Result<(), StoreError> {
+        let _under_way = self.under_way.read().await;
         self.run_record(self.partition(event.buyer.as_str()), &Event::Attempt(event.clone())).await
     }
 
     async fn record_verdict(&self, event: &Closed) -> Result<(), StoreError> {
+        let _under_way = self.under_way.read().await;
         self.run_record(self.partition(event.publisher.as_str()), &Event::Closed(event.clone())).await
     }
 
@@ -209,10 +284,12 @@ impl Store for RedisStore {
     }
 
     async fn give_back_at_deadline(&self, key: &LeaseKey) -> Result<(), StoreError> {
+        let _under_way = self.under_way.read().await;
         self.run_give_back(key).await
     }
 
     async fn close(&self, close: &Close) -> Result<CloseReply, StoreError> {
+        let _under_way = self.under_way.read().await;
         self.run_close(close).await
     }
 
@@ -221,6 +298,7 @@ impl Store for RedisStore {
         end: &LeaseEnd,
         close: &Close,
     ) -> Result<(EndReply, Option<CloseReply>), StoreError> {
+        let _under_way = self.under_way.read().await;
         self.run_commit_close(end, close).await
     }
 

@@ -17,7 +17,7 @@ impl RedisStore {
         mark: &Mark,
         comparisons: &[Comparison],
     ) -> Result<ReconcileReply, StoreError> {
-        let Some(life) = self.known_life(mark.partition) else { return Ok(ReconcileReply::NewLife) };
+        let Some(life) = self.joined_life(mark.partition) else { return Ok(ReconcileReply::NewLife) };
         if mark.life != life {
             // Usage as of another life's mark is not the whole truth about this one.
             return Ok(ReconcileReply::NewLife);

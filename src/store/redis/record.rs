@@ -70,6 +70,16 @@ pub(super) fn parse_lease(key: LeaseKey, record: &str) -> Result<OpenLease, Stor
     Ok(OpenLease { key, charges, about, taken_at, deadline, gives_back })
 }
 
+/// The record of an open lease, as take.lua writes it; `about` is JSON.
+pub(super) fn lease_text(gives_back: bool, taken_at_ms: i64, deadline_ms: i64, charges: &str, about: &str) -> String {
+    format!("{}\n{taken_at_ms}\n{deadline_ms}\n{charges}\n\n{about}", u8::from(gives_back))
+}
+
+/// When the lease of a record was taken, milliseconds.
+pub(super) fn taken_at_of_record(record: &str) -> Option<i64> {
+    record.split('\n').nth(1)?.parse().ok()
+}
+
 /// The refusals in the record of an open lease.
 pub(super) fn refusals_of_record(record: &str) -> &str {
     record.split('\n').nth(4).unwrap_or_default()

@@ -33,16 +33,27 @@ pub(super) enum Verb {
     Close,
     Seed,
     Reconcile,
+    Life,
     BeginLife,
+    OpenLife,
+    RestateLead,
+    RestateClose,
+    RestateLease,
+    RestateEnd,
+    ForgetLease,
+    BringBack,
+    NewKey,
+    ReadBack,
     ClaimLeads,
     Overdue,
+    Read,
     Tip,
     Trim,
 }
 
 impl Verb {
     /// All, in the order of their numbers.
-    pub(super) const ALL: [Self; 19] = [
+    pub(super) const ALL: [Self; 30] = [
         Self::Admit,
         Self::Take,
         Self::AdmitTake,
@@ -57,9 +68,20 @@ impl Verb {
         Self::Close,
         Self::Seed,
         Self::Reconcile,
+        Self::Life,
         Self::BeginLife,
+        Self::OpenLife,
+        Self::RestateLead,
+        Self::RestateClose,
+        Self::RestateLease,
+        Self::RestateEnd,
+        Self::ForgetLease,
+        Self::BringBack,
+        Self::NewKey,
+        Self::ReadBack,
         Self::ClaimLeads,
         Self::Overdue,
+        Self::Read,
         Self::Tip,
         Self::Trim,
     ];
@@ -85,9 +107,20 @@ impl Verb {
             Self::Close => lua!("close"),
             Self::Seed => lua!("seed"),
             Self::Reconcile => lua!("reconcile"),
+            Self::Life => lua!("life"),
             Self::BeginLife => lua!("begin_life"),
+            Self::OpenLife => lua!("open_life"),
+            Self::RestateLead => lua!("restate_lead"),
+            Self::RestateClose => lua!("restate_close"),
+            Self::RestateLease => lua!("restate_lease"),
+            Self::RestateEnd => lua!("restate_end"),
+            Self::ForgetLease => lua!("forget_lease"),
+            Self::BringBack => lua!("bring_back"),
+            Self::NewKey => lua!("new_key"),
+            Self::ReadBack => lua!("read_back"),
             Self::ClaimLeads => lua!("claim_leads"),
             Self::Overdue => lua!("overdue"),
+            Self::Read => lua!("read"),
             Self::Tip => lua!("tip"),
             Self::Trim => lua!("trim"),
         }
@@ -107,12 +140,23 @@ impl Verb {
             | Self::GiveBack
             | Self::Record
             | Self::Remember
+            | Self::NewKey
             | Self::Close => Lane::Hot,
             Self::Seed
             | Self::Reconcile
+            | Self::Life
             | Self::BeginLife
+            | Self::OpenLife
+            | Self::RestateLead
+            | Self::RestateClose
+            | Self::RestateLease
+            | Self::RestateEnd
+            | Self::ForgetLease
+            | Self::BringBack
+            | Self::ReadBack
             | Self::ClaimLeads
             | Self::Overdue
+            | Self::Read
             | Self::Tip
             | Self::Trim => Lane::Bulk,
         }
@@ -168,8 +212,8 @@ mod tests {
             let source = verb.source();
             let flags = source.lines().next().unwrap();
             let expected = match verb {
-                Verb::Admit | Verb::Take | Verb::AdmitTake | Verb::Seed => "#!lua",
-                Verb::Overdue | Verb::Tip => "#!lua flags=no-writes",
+                Verb::Admit | Verb::Take | Verb::AdmitTake | Verb::Seed | Verb::NewKey => "#!lua",
+                Verb::Overdue | Verb::Tip | Verb::Life | Verb::Read => "#!lua flags=no-writes",
                 _ => "#!lua flags=allow-oom",
             };
             assert_eq!(flags, expected, "{verb:?}");

@@ -2,8 +2,11 @@
 
 use bytes::Bytes;
 
+use super::held::HeldLease;
 use super::keys::{escape, life_text};
-use super::record::{charges_text, end_text, parse_lease, parse_ms, parse_refusals, refusals_of_record};
+use super::record::{
+    charges_text, end_text, parse_lease, parse_ms, parse_refusals, refusals_of_record, taken_at_of_record,
+};
 use super::reply::{Call, Plain};
 use super::scripts::Verb;
 use super::{RedisStore, Reply, expires_at, millis, nth};
@@ -35,7 +38,7 @@ impl RedisStore {
         let mut refused = String::new();
         for candidates in &calls {
             let answer = self.client.run(Verb::Take, &self.take_call(take, candidates, &refused)?).await?;
-            let (reply, so_far) = read_reply(&answer.reply)?;
+            let (reply, so_far) = self.read_taken(take, &answer.reply)?;
             if reply.taken.is_some() || reply.too_late {
                 return Ok(reply);
             }
@@ -101,11 +104,35 @@ impl RedisStore {
                 if parse_lease(key, record)?.about.walk != candidate.about.walk {
                     continue;
                 }
+                self.hold_lease(take, *index, taken_at_of_record(record).unwrap_or_default())?;
                 let refused = parse_refusals(refusals_of_record(record))?;
                 return Ok(Some(TakeReply { taken: Some(*index), refused, too_late: false }));
             }
         }
         Ok(None)
+    }
+
+    /// [`read_reply`]; a lease that is now open is held.
+    pub(super) fn read_taken(&self, take: &Take, reply: &Reply) -> Result<(TakeReply, String), StoreError> {
+        let (read, so_far) = read_reply(reply)?;
+        if let Some(index) = read.taken {
+            self.hold_lease(take, index, nth(reply.list()?, 3)?.int()?)?;
+        }
+        Ok((read, so_far))
+    }
+
+    fn hold_lease(&self, take: &Take, index: usize, taken_at_ms: i64) -> Result<(), StoreError> {
+        let candidate =
+            take.candidates.get(index).ok_or_else(|| StoreError::Bug("take names an unknown candidate".to_owned()))?;
+        let lease = HeldLease {
+            charges: candidate.demands.iter().map(|demand| demand.charge.clone()).collect(),
+            about: about_text(candidate)?,
+            taken_at_ms,
+            deadline_ms: taken_at_ms.saturating_add(millis(candidate.lease_for)),
+            gives_back: false,
+        };
+        self.held.taken(LeaseKey { lead: take.lead, buyer: candidate.buyer.clone() }, lease);
+        Ok(())
     }
 
     /// Keys and arguments of take.lua.
@@ -128,7 +155,7 @@ impl RedisStore {
                 self.keys.windows(*group),
                 self.keys.versions(*group),
             ]);
-            call.arg(life_text(self.known_life(*group)));
+            call.arg(life_text(self.joined_life(*group)));
         }
         for placed @ (index, candidate) in candidates {
             let home = self.home(placed);
@@ -155,10 +182,8 @@ impl RedisStore {
         let buyer = &candidate.buyer;
         call.keys.push(self.keys.end_mark(home, take.lead, buyer));
         call.keys.push(self.keys.leases(home, buyer));
-        let about = serde_json::to_vec(&candidate.about)
-            .map_err(|_| StoreError::Bug("an attempt cannot be written as JSON".to_owned()))?;
         call.number(index).number(group).arg(buyer.as_str().to_owned()).number(candidate.routing_version);
-        call.number(millis(candidate.lease_for)).arg(about);
+        call.number(millis(candidate.lease_for)).arg(about_text(candidate)?);
         call.arg(charges_text(candidate.demands.iter().map(|demand| &demand.charge)));
         call.number(candidate.demands.len());
         for demand in &candidate.demands {
@@ -172,6 +197,11 @@ impl RedisStore {
     }
 }
 
+fn about_text(candidate: &TakeCandidate) -> Result<String, StoreError> {
+    serde_json::to_string(&candidate.about)
+        .map_err(|_| StoreError::Bug("an attempt cannot be written as JSON".to_owned()))
+}
+
 /// The most that a counter may be before the charge; negative when the charge alone is above the limit, or when the limit is
 /// zero, which closes the cap also to what costs nothing. Never so much that the server's 64 bits could overflow.
 fn room_before(demand: &Demand) -> String {
@@ -183,7 +213,7 @@ fn room_before(demand: &Demand) -> String {
 }
 
 /// The reply, and the refusals as text for the next call.
-pub(super) fn read_reply(reply: &Reply) -> Result<(TakeReply, String), StoreError> {
+fn read_reply(reply: &Reply) -> Result<(TakeReply, String), StoreError> {
     let items = reply.list()?;
     let taken = match nth(items, 0)?.text()? {
         "" => None,

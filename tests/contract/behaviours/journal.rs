@@ -2,14 +2,16 @@
 
 use std::time::Duration;
 
-use capgate::domain::event::{EntryId, Event, Life};
+use bytes::Bytes;
+use capgate::domain::event::{EntryId, Event, JournalEntry, Life};
 use capgate::domain::id::{BuyerId, LeadId, Partition};
-use capgate::store::{Admission, CloseReply, EndReply, Refusal, SeedReply};
+use capgate::ledger::{BookedLead, LeadPlace};
+use capgate::store::{Admission, BeginReply, CloseReply, EndReply, LeadState, ReadBack, Refusal, SeedReply};
 
 use crate::store::Harness;
 use crate::support::{
-    LIFE, Verb, admit, begin_lives, buyer, candidate, cap, close, demand, end, running_window, seed, start_mark, take,
-    take_one,
+    LIFE, RETENTION, Verb, admit, begin, begin_lives, buyer, candidate, cap, claim, close, demand, end, publisher,
+    running_window, seed, start_mark, take, take_one,
 };
 
 pub async fn journal_is_read_in_order_and_trimmed_by_the_mark<H: Harness>() {
@@ -91,7 +93,7 @@ pub async fn p8_nothing_is_granted_before_a_life<H: Harness>() {
     let window = running_window(store.now());
     let who = buyer("sunco");
     for partition in 0..store.partitions() {
-        assert_eq!(store.life(Partition(partition)).await, Ok(None));
+        assert_eq!(store.standing(Partition(partition)).await.map(|standing| standing.life), Ok(None));
     }
     let lead = LeadId::generate();
     assert_eq!(store.admit(&admit(&*store, lead, None)).await, Ok(Admission::NewLife));
@@ -105,7 +107,7 @@ pub async fn p8_nothing_is_granted_before_a_life<H: Harness>() {
     assert_eq!(store.seed(&who, &start_mark(&*store, "sunco"), &counters).await, Ok(SeedReply::NewLife));
     begin_lives(&*store).await;
     for partition in 0..store.partitions() {
-        assert_eq!(store.life(Partition(partition)).await, Ok(Some(LIFE)));
+        assert_eq!(store.standing(Partition(partition)).await.map(|standing| standing.life), Ok(Some(LIFE)));
     }
     assert_eq!(store.admit(&admit(&*store, lead, None)).await, Ok(Admission::New));
     assert_eq!(take_one(&*store, lead, &wanted).await, Err(Refusal::Unseeded { cap: cap("day") }));
@@ -120,14 +122,19 @@ pub async fn p8_older_life_than_the_stores_grants_nothing<H: Harness>() {
     let partition = old.partition;
     let lead = LeadId::generate();
     assert_eq!(store.admit(&admit(&*store, lead, None)).await, Ok(Admission::New));
-    assert_eq!(store.begin_life(partition, LIFE).await, Ok(LIFE), "again is harmless");
-    assert_eq!(store.begin_life(partition, Life(3)).await, Ok(Life(3)));
-    assert_eq!(store.life(partition).await, Ok(Some(Life(3))));
-    assert_eq!(store.journal_tip(partition).await, Ok(EntryId::default()), "a new life has a journal of its own");
-    assert_eq!(store.read_journal(&old, 10).await.unwrap().len(), 1, "the old one is settled to its end");
+    assert_eq!(begin(&*store, partition, LIFE).await, LIFE, "again is harmless");
+    assert_eq!(begin(&*store, partition, Life(3)).await, Life(3));
+    assert_eq!(store.standing(partition).await.map(|standing| standing.life), Ok(Some(Life(3))));
+    let mut mark = old;
+    mark.life = Life(3);
+    let left = store.read_journal(&mark, 10).await.unwrap();
+    assert!(left.iter().any(|entry| tells_of(entry, lead)), "what waited goes on in the new life's journal");
+    assert_eq!(store.read_journal(&old, 10).await, Ok(vec![]), "the old one is nobody's");
+    mark.entry = store.journal_tip(partition).await.unwrap();
+    assert_eq!(Some(mark.entry), left.last().map(|entry| entry.id));
 
     // Who works under an older life than the store's is behind, and gets nothing until it knows.
-    assert_eq!(store.begin_life(partition, Life(2)).await, Ok(Life(3)));
+    assert_eq!(begin(&*store, partition, Life(2)).await, Life(3));
     let second = LeadId::generate();
     assert_eq!(store.admit(&admit(&*store, second, None)).await, Ok(Admission::NewLife));
     let buyers = || (0..1000).map(|number| buyer(&format!("b{number}")));
@@ -137,21 +144,80 @@ pub async fn p8_older_life_than_the_stores_grants_nothing<H: Harness>() {
     let elsewhere = candidate(&buyers().find(|b| !is_here(b)).unwrap(), vec![]);
     assert_eq!(take_one(&*store, second, &elsewhere).await, Ok(()), "other partitions go on");
     assert_eq!(store.close(&close(&*store, lead, None, "x")).await, Ok(CloseReply::NewLife));
-    assert_eq!(store.begin_life(partition, Life(3)).await, Ok(Life(3)));
+    assert_eq!(begin(&*store, partition, Life(3)).await, Life(3));
     assert_eq!(store.admit(&admit(&*store, second, None)).await, Ok(Admission::New));
-    let mut mark = old;
-    mark.life = Life(3);
     let fresh = store.read_journal(&mark, 10).await.unwrap();
     assert_eq!(fresh.len(), 1);
     assert_eq!(store.journal_tip(partition).await, Ok(fresh[0].id));
-    // Only the journal of the mark's life is trimmed.
-    mark.life = LIFE;
-    mark.entry = store.read_journal(&old, 10).await.unwrap()[0].id;
-    store.trim_journal(&mark).await.unwrap();
-    assert_eq!(store.read_journal(&old, 10).await, Ok(vec![]));
-    mark.life = Life(3);
-    mark.entry = EntryId::default();
+    // A mark of another life trims nothing.
+    let late = capgate::domain::event::Mark { life: LIFE, entry: fresh[0].id, ..mark };
+    store.trim_journal(&late).await.unwrap();
     assert_eq!(store.read_journal(&mark, 10).await.unwrap(), fresh);
+    h.stop().await;
+}
+
+fn tells_of(entry: &JournalEntry, lead: LeadId) -> bool {
+    matches!(Event::from_bytes(&entry.bytes), Ok(Event::Received(received)) if received.lead == lead)
+}
+
+/// F40: a store that lost its memory asks the books about keys until it has been told everything.
+pub async fn p3_keys_that_were_forgotten_come_back_from_the_books<H: Harness>() {
+    let h = H::start().await;
+    let store = h.store();
+    let partition = start_mark(&*store, "acme").partition;
+    let server = store.standing(partition).await.unwrap().server;
+    let life = Life(2);
+    assert_eq!(store.begin_life(partition, life, &server).await, Ok(BeginReply::Life(life)));
+    store.join(&[(partition, life)]).await.unwrap();
+    assert_eq!(store.open_life(partition, life).await, Ok(true));
+    assert_eq!(store.standing(partition).await.unwrap().read_back, ReadBack::UpTo(None));
+
+    let (sold, open, fresh) = (LeadId::generate(), LeadId::generate(), LeadId::generate());
+    let ask = async |key: &str, body: &str| {
+        store.admit(&admit(&*store, LeadId::generate(), Some(claim(key, Some(body))))).await.unwrap()
+    };
+    assert_eq!(ask("sold", "body").await, Admission::AskBooks);
+    let booked = |lead, key: &str, answer: Option<&str>| BookedLead {
+        place: LeadPlace { received_at: store.now(), lead },
+        publisher: publisher(),
+        claim: Some(claim(key, Some("body"))),
+        answer: answer.map(str::to_owned),
+    };
+    store.bring_back(&booked(sold, "sold", Some("{\"status\":\"sold\"}")), RETENTION).await.unwrap();
+    let answer = Bytes::from_static(b"{\"status\":\"sold\"}");
+    assert_eq!(ask("sold", "body").await, Admission::Finished(sold, answer.clone()));
+    assert_eq!(ask("sold", "another").await, Admission::KeyReused);
+    assert_eq!(store.lead_state(&publisher(), sold).await, Ok(Some(LeadState::Finished(answer.clone()))));
+
+    // Pending in the books: open again, and due at once.
+    store.bring_back(&booked(open, "open", None), RETENTION).await.unwrap();
+    assert_eq!(ask("open", "body").await, Admission::Running(open));
+    let claimed = store.claim_overdue_leads(partition, Duration::ZERO, Duration::from_mins(1), 9).await.unwrap();
+    assert_eq!(claimed.iter().map(|lead| lead.lead).collect::<Vec<_>>(), [open]);
+    assert_eq!(claimed[0].claim, Some(claim("open", Some("body"))));
+    store.bring_back(&booked(open, "open", None), RETENTION).await.unwrap();
+    let again = store.claim_overdue_leads(partition, Duration::ZERO, Duration::from_mins(1), 9).await.unwrap();
+    assert_eq!(again, vec![], "told twice it is open once");
+
+    // A key that the books do not know is new; without a key there is nothing to ask.
+    assert_eq!(ask("new", "body").await, Admission::AskBooks);
+    store.new_key(&publisher(), &claim("new", None).hash).await.unwrap();
+    assert_eq!(ask("new", "body").await, Admission::New);
+    assert_eq!(store.admit(&admit(&*store, fresh, None)).await, Ok(Admission::New));
+    // What the store knows itself stays.
+    store.bring_back(&booked(LeadId::generate(), "sold", Some("other")), RETENTION).await.unwrap();
+    assert_eq!(ask("sold", "body").await, Admission::Finished(sold, answer));
+
+    let up_to = ReadBack::UpTo(Some(LeadPlace { received_at: store.now(), lead: sold }));
+    store.set_read_back(partition, Life(1), &ReadBack::Done).await.unwrap();
+    store.set_read_back(partition, life, &up_to).await.unwrap();
+    assert!(
+        matches!(store.standing(partition).await.unwrap().read_back, ReadBack::UpTo(Some(place)) if place.lead == sold)
+    );
+    assert_eq!(ask("unknown", "body").await, Admission::AskBooks);
+    store.set_read_back(partition, life, &ReadBack::Done).await.unwrap();
+    assert_eq!(store.standing(partition).await.unwrap().read_back, ReadBack::Done);
+    assert_eq!(ask("unknown", "body").await, Admission::New);
     h.stop().await;
 }
 

@@ -167,6 +167,40 @@ pub async fn caps_with_odd_names_stay_apart<H: Harness>() {
     h.stop().await;
 }
 
+/// Names that join to the same text keep their own counters and leases.
+pub async fn f30_crossed_ids_stay_apart<H: Harness>() {
+    let h = H::start().await;
+    let store = h.store();
+    begin_lives(&*store).await;
+    let window = running_window(store.now());
+    let pairs = [
+        ("1", "h"),
+        ("1", "h:x"),
+        ("1", ":h"),
+        ("1.h", "x"),
+        ("1.h", ""),
+        ("1", ".h"),
+        ("1-h", "h"),
+        ("1", "-h:h"),
+        ("1.h.x", "h"),
+        ("1", "h|x"),
+        ("1", "1:h"),
+        ("1_h", "h"),
+        ("1", "_h"),
+    ];
+    for ((who, name), count) in pairs.iter().zip(1..) {
+        seed(&*store, &buyer(who), &[(name, window, count)]).await;
+    }
+    for ((who, name), count) in pairs.iter().zip(1..) {
+        let wanted = candidate(&buyer(who), vec![demand(name, window, count + 1)]);
+        assert_eq!(take_one(&*store, LeadId::generate(), &wanted).await, Ok(()), "{who} {name}");
+    }
+    for ((who, name), count) in pairs.iter().zip(1..) {
+        assert_eq!(used(&*store, &buyer(who), name, window).await, Some(count + 1), "{who} {name}");
+    }
+    h.stop().await;
+}
+
 pub async fn f08_window_that_is_not_now_is_refused<H: Harness>() {
     let h = H::start().await;
     let store = h.store();

@@ -1,0 +1,31 @@
+#!lua flags=allow-oom
+-- restate_close: the answer that a lead got under an older life, and its "closed". The first answer stays.
+--
+-- KEYS 1 life  2 record: idem:<publisher>:<hash>, or lead:<publisher>:<lead> for a lead without a claim
+--      3 lead:<publisher>:<lead>  4 open  5 open_info  6 journal:<life>
+-- ARGV 1 life  2 lead  3 claim hash or ''  4 fingerprint or ''  5 retention ms  6 answer, '' for none  7 event
+-- Replies {'done', entry id} | {'life'}
+
+if not is_here(KEYS[1], ARGV[1]) then
+  return { 'life' }
+end
+local record = redis.call('HMGET', KEYS[2], 'l', 'a')
+local own = redis.call('HGET', KEYS[3], 'a')
+redis.call('XLEN', KEYS[6])
+redis.call('HLEN', KEYS[5])
+
+redis.call('ZREM', KEYS[4], ARGV[2])
+redis.call('HDEL', KEYS[5], ARGV[2])
+if not own and not (record[1] == ARGV[2] and record[2]) then
+  if record[1] and record[1] ~= ARGV[2] then
+    redis.call('HSET', KEYS[3], 'l', ARGV[2], 'a', ARGV[6])
+  else
+    redis.call('HSET', KEYS[2], 'l', ARGV[2], 'f', ARGV[4], 'a', ARGV[6])
+    redis.call('PEXPIRE', KEYS[2], ARGV[5])
+    if KEYS[3] ~= KEYS[2] then
+      redis.call('HSET', KEYS[3], 'c', ARGV[3])
+    end
+  end
+  redis.call('PEXPIRE', KEYS[3], ARGV[5])
+end
+return { 'done', append(KEYS[6], ARGV[7], '') }
