@@ -173,7 +173,7 @@ fn f46_an_answer_that_came_while_the_process_slept_is_used() {
             let count = stream.read(&mut some).unwrap();
             request.extend_from_slice(&some[..count]);
         }
-        tell.send(()).unwrap();
+        heard.send(()).unwrap();
         stream.write_all(YES).unwrap();
         // Held open until the other side has read it.
         let _ = stream.read(&mut [0; 1]);
