@@ -15,6 +15,8 @@ use crate::ledger::{GatewayId, LedgerError, MigrationStep};
 /// Longest wait for one statement. A database that hangs must not hold a settler for ever (P7).
 pub const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 
+const HEX: &[u8; 16] = b"0123456789abcdef";
+
 /// Longest wait for a connection.
 pub const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -216,7 +218,10 @@ impl Row {
     /// The next column, if not null, as hex digits of its bytes.
     pub fn opt_hex(&mut self) -> Result<Option<String>, DbError> {
         match self.0.next() {
-            Some(Value::Bytes(bytes)) => Ok(Some(bytes.iter().map(|byte| format!("{byte:02x}")).collect())),
+            Some(Value::Bytes(bytes)) => {
+                let digit = |digit: u8| char::from(HEX[usize::from(digit)]);
+                Ok(Some(bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()))
+            }
             Some(Value::Null) => Ok(None),
             _ => Err(unreadable()),
         }

@@ -225,8 +225,12 @@ impl Held {
             .filter(|(_, lease)| is_forgotten(lease.deadline_ms))
             .map(|(key, _)| key.clone())
             .collect();
-        leads.into_iter().for_each(|lead| state.stop_running(lead));
-        leases.iter().for_each(|key| state.drop_lease(key));
+        for lead in leads {
+            state.stop_running(lead);
+        }
+        for key in &leases {
+            state.drop_lease(key);
+        }
     }
 
     /// What this process holds of a partition, without events that stand in the journal of `life`. Leads past their deadline are left out:

@@ -102,7 +102,7 @@ impl RedisStore {
     pub(super) async fn open(&self, partition: Partition, life: Life) -> Result<bool, StoreError> {
         let mut call = Call::new(vec![self.keys.life(partition)]);
         call.number(life.0);
-        Ok(self.told(Verb::OpenLife, &call, "open").await?)
+        self.told(Verb::OpenLife, &call, "open").await
     }
 
     pub(super) async fn forget(&self, life: Life, key: &LeaseKey) -> Result<(), StoreError> {
