@@ -27,27 +27,32 @@
 //! # What is not promised
 //!
 //! What only a Redis and a gateway knew, and both lost at once: leads acknowledged within the settlement's delay before. And
-//! what a gateway does that still reaches an old primary while it is cut off from the books for longer than [`FRESH`]: it
+//! what a gateway does that still reaches an old primary while it is cut off from the books for longer than five seconds: it
 //! cannot learn that its life is over, and the others cannot wait for it.
+
+mod begin;
+mod peers;
+mod read_back;
+mod step;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::SignedDuration;
 use tokio::sync::{Mutex, Notify, watch};
 use tokio::time::Instant;
 
+use self::begin::begin;
+use self::peers::{FRESH, waits_for};
+use self::read_back::read_back;
+use self::step::{Step, decide};
 use crate::app::Gateway;
 use crate::domain::event::{EntryId, Life, Mark};
 use crate::domain::id::Partition;
 use crate::domain::lease::LeaseKey;
-use crate::ledger::{GatewayId, LeadPlace, LifeRow, Peer, Raise, SettleError, Stage};
+use crate::ledger::{GatewayId, LifeRow, Peer, SettleError, Stage};
 use crate::status::shown;
-use crate::store::{BeginReply, ReadBack, Standing};
-
-/// A gateway whose row is older is taken for dead: nobody waits for it.
-pub const FRESH: Duration = Duration::from_secs(5);
+use crate::store::Standing;
 
 /// Between two looks while everything is open. A gateway stops using an old life within this time.
 const EVERY: Duration = Duration::from_secs(1);
@@ -57,12 +62,6 @@ const EVERY_CLOSED: Duration = Duration::from_millis(100);
 
 /// Between two pages that are read back.
 const EVERY_PAGE: Duration = Duration::from_millis(20);
-
-/// Leads read back at once.
-const PAGE: usize = 500;
-
-/// Leads are read back for longer than claims are kept, because a lead without an answer must be finished however old it is.
-const READ_BACK_SLACK: SignedDuration = SignedDuration::from_hours(24);
 
 /// A lead that waits for its admission waits no longer than this for partitions to open.
 const ADMIT_PATIENCE: Duration = Duration::from_millis(150);
@@ -119,42 +118,9 @@ struct Memory {
     has_unread: bool,
 }
 
-/// What to do about a partition.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Step {
-    /// The data is the one that the books know, and open.
-    Work,
-    /// It is the one that the books know, and closed.
-    Rebuild,
-    /// The books have a new life for this server that the store has not heard of.
-    Begin,
-    /// The data proves nothing, or is newer than the books: the books get this life.
-    Raise(Life),
-    /// The data is sound but of a life that is over: another server has the newer one.
-    Elsewhere,
-}
-
-fn decide(row: &LifeRow, standing: &Standing) -> Step {
-    let (life, is_for_us) = (row.mark.life, row.server == standing.server);
-    let next = |stored: Option<Life>| Step::Raise(Life(stored.unwrap_or_default().max(life).0 + 1));
-    match standing.life {
-        Some(stored) if standing.is_here && stored == life => {
-            // A journal that ends before the mark has lost what the mark counts (F22, F28).
-            if standing.tip < row.mark.entry || !is_for_us {
-                next(Some(stored))
-            } else if standing.is_open {
-                Step::Work
-            } else {
-                Step::Rebuild
-            }
-        }
-        // The books are older than the store (a restored backup): they take over its life, and its journal is settled from
-        // its beginning.
-        Some(stored) if standing.is_here && stored > life => Step::Raise(stored),
-        Some(_) if standing.is_here && !is_for_us => Step::Elsewhere,
-        // Begun once and gone since: what was restated under it is gone, too.
-        stored if !is_for_us || row.stage != Stage::Raised => next(stored),
-        _ => Step::Begin,
+impl Memory {
+    fn since(&self) -> Option<Instant> {
+        self.beat.map(|(_, since)| since)
     }
 }
 
@@ -256,7 +222,7 @@ impl Lives {
         begin(gateway, &mut found).await?;
         join(gateway, memory, &found).await;
         self.beat(gateway, memory, &found).await?;
-        self.open_settled(gateway, memory, &mut found, &mut closed).await?;
+        self.open_settled(gateway, memory, &mut found).await?;
         for found in found.iter().filter(|found| found.step != Step::Work) {
             let (partition, reason) = (found.row.mark.partition, reason(gateway, memory, found));
             closed.push(ClosedPartition { partition, reason });
@@ -302,13 +268,14 @@ impl Lives {
         gateway: &Gateway,
         memory: &mut Memory,
         found: &mut [Found],
-        closed: &mut [ClosedPartition],
     ) -> Result<(), SettleError> {
         let mut opened = Vec::new();
         let mut must_settle = false;
         for found in found.iter_mut().filter(|found| found.step == Step::Rebuild) {
             let Mark { partition, life, entry } = found.row.mark;
-            if gateway.store.joined(partition) != Some(life) || waits_for(memory, partition, life).is_some() {
+            if gateway.store.joined(partition) != Some(life)
+                || waits_for(&memory.peers, memory.since(), partition, life).is_some()
+            {
                 continue;
             }
             let target = match memory.targets.get(&partition) {
@@ -337,7 +304,7 @@ impl Lives {
             gateway.ledger.set_stage(&stages, Stage::Open).await?;
         }
         if !opened.is_empty() {
-            tracing::info!(partitions = opened.len(), still_closed = closed.len(), "partitions are open");
+            tracing::info!(partitions = opened.len(), "partitions are open");
             gateway.warm_up_wanted.notify_one();
             if opened.iter().any(|(_, life)| life.0 > 1) {
                 gateway.reconcile_soon();
@@ -348,58 +315,6 @@ impl Lives {
         }
         Ok(())
     }
-}
-
-/// Raises and begins lives where the data proves nothing.
-async fn begin(gateway: &Gateway, found: &mut [Found]) -> Result<(), SettleError> {
-    raise(gateway, found).await?;
-    let mut begun = Vec::new();
-    for found in found.iter().filter(|found| found.step == Step::Begin) {
-        let Mark { partition, life, .. } = found.row.mark;
-        match gateway.store.begin_life(partition, life, &found.standing.server).await? {
-            BeginReply::Life(in_force) if in_force == life => begun.push((partition, life)),
-            // It has changed again.
-            BeginReply::Life(_) | BeginReply::Elsewhere => {}
-        }
-    }
-    if !begun.is_empty() {
-        gateway.ledger.set_stage(&begun, Stage::Begun).await?;
-        for found in found.iter_mut().filter(|found| begun.contains(&(found.row.mark.partition, found.row.mark.life))) {
-            found.row.stage = Stage::Begun;
-            found.standing = gateway.store.standing(found.row.mark.partition).await?;
-            found.step = decide(&found.row, &found.standing);
-        }
-    }
-    Ok(())
-}
-
-/// Where somebody else was first, the next look sees what it decided.
-async fn raise(gateway: &Gateway, found: &mut [Found]) -> Result<(), SettleError> {
-    let raise = |found: &Found| match found.step {
-        Step::Raise(to) => {
-            let Mark { partition, life: from, .. } = found.row.mark;
-            Some(Raise { partition, from, to, server: found.standing.server.clone() })
-        }
-        Step::Work | Step::Rebuild | Step::Begin | Step::Elsewhere => None,
-    };
-    let raises: Vec<Raise> = found.iter().filter_map(raise).collect();
-    if raises.is_empty() {
-        return Ok(());
-    }
-    let ours = gateway.ledger.raise_lives(&raises).await?;
-    for Raise { partition, to, server, .. } in raises.iter().filter(|raise| ours.contains(&raise.partition)) {
-        for found in found.iter_mut().filter(|found| found.row.mark.partition == *partition) {
-            let mark = Mark { partition: *partition, life: *to, entry: EntryId::default() };
-            found.row = LifeRow { mark, server: server.clone(), stage: Stage::Raised };
-            found.step = Step::Begin;
-        }
-    }
-    let lost = raises.iter().filter(|raise| raise.from.0 > 0 && ours.contains(&raise.partition)).count() as u64;
-    if lost > 0 {
-        gateway.telemetry.store.new_lives.increment(lost);
-        tracing::warn!(partitions = lost, "the store's data is not what the books know: new life");
-    }
-    Ok(())
 }
 
 /// Works under the lives of the books from now on, wherever the store is.
@@ -436,21 +351,6 @@ async fn join(gateway: &Gateway, memory: &mut Memory, found: &[Found]) {
     }
 }
 
-/// Whom a closed partition waits for; nobody when every gateway that is alive has restated what it holds.
-fn waits_for(memory: &Memory, partition: Partition, life: Life) -> Option<String> {
-    let is_behind = |peer: &&Peer| peer.restated.get(usize::from(partition.0)).copied().unwrap_or_default() < life;
-    let mut is_unsure = false;
-    for peer in memory.peers.iter().filter(is_behind) {
-        if peer.age < FRESH {
-            return Some(format!("gateway {} has still to restate what it holds", peer.gateway));
-        }
-        is_unsure = true;
-    }
-    // Everybody's row is old after an outage of the books: who is alive shows within `FRESH`.
-    let is_new = memory.beat.is_some_and(|(_, since)| since.elapsed() < FRESH + EVERY);
-    (is_unsure && is_new).then(|| "it has still to be seen which gateways are alive".to_owned())
-}
-
 fn reason(gateway: &Gateway, memory: &Memory, found: &Found) -> String {
     let Mark { partition, life, .. } = found.row.mark;
     match found.step {
@@ -459,9 +359,8 @@ fn reason(gateway: &Gateway, memory: &Memory, found: &Found) -> String {
         Step::Work | Step::Rebuild if gateway.store.joined(partition) != Some(life) => {
             "this gateway has still to restate what it holds".to_owned()
         }
-        Step::Work | Step::Rebuild => {
-            waits_for(memory, partition, life).unwrap_or_else(|| "what was restated has still to be settled".to_owned())
-        }
+        Step::Work | Step::Rebuild => waits_for(&memory.peers, memory.since(), partition, life)
+            .unwrap_or_else(|| "what was restated has still to be settled".to_owned()),
     }
 }
 
@@ -493,35 +392,6 @@ async fn closed_without_books(gateway: &Gateway, error: &SettleError) -> Vec<Clo
     closed
 }
 
-/// Brings one page of leads back; answers whether there is more.
-async fn read_back(gateway: &Gateway, found: &[Found]) -> Result<bool, SettleError> {
-    let mut unread: HashMap<Partition, (Life, Option<LeadPlace>)> = HashMap::new();
-    for found in found.iter().filter(|found| found.step == Step::Work) {
-        let Mark { partition, life, .. } = found.row.mark;
-        if let (ReadBack::UpTo(place), true) = (found.standing.read_back, gateway.store.joined(partition) == Some(life))
-        {
-            unread.insert(partition, (life, place));
-        }
-    }
-    let Some(first) = unread.values().map(|(_, place)| *place).min() else { return Ok(false) };
-    let retention = gateway.config.store.idempotency;
-    let kept = SignedDuration::try_from(retention).unwrap_or(SignedDuration::MAX).saturating_add(READ_BACK_SLACK);
-    let since = gateway.clock.now().saturating_sub(kept).unwrap_or(jiff::Timestamp::MIN);
-    let leads = gateway.ledger.booked_leads(since.max(jiff::Timestamp::UNIX_EPOCH), first.as_ref(), PAGE).await?;
-    for lead in &leads {
-        if unread.contains_key(&Partition::of(lead.publisher.as_str(), gateway.store.partitions())) {
-            gateway.store.bring_back(lead, retention).await?;
-        }
-    }
-    let has_more = leads.len() == PAGE;
-    let last = leads.last().map(|lead| lead.place);
-    for (partition, (life, place)) in unread {
-        let read = if has_more { ReadBack::UpTo(place.max(last)) } else { ReadBack::Done };
-        gateway.store.set_read_back(partition, life, &read).await?;
-    }
-    Ok(has_more)
-}
-
 /// Looks until the process halts.
 pub async fn run(gateway: Arc<Gateway>) {
     let lives = &gateway.lives;
@@ -545,96 +415,5 @@ pub async fn run(gateway: Arc<Gateway>) {
                 SettleError::Ledger(error) => gateway.status.lives_failed(&error),
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn row(life: u64, entry_ms: u64, server: &str, stage: Stage) -> LifeRow {
-        let mark = Mark { partition: Partition(0), life: Life(life), entry: EntryId { ms: entry_ms, seq: 0 } };
-        LifeRow { mark, server: server.into(), stage }
-    }
-
-    fn data(life: Option<u64>, is_here: bool, tip_ms: u64) -> Standing {
-        Standing {
-            life: life.map(Life),
-            is_here,
-            is_open: true,
-            server: "a".into(),
-            tip: EntryId { ms: tip_ms, seq: 0 },
-            read_back: ReadBack::Done,
-        }
-    }
-
-    #[test]
-    fn sound_data_is_worked_with() {
-        assert_eq!(decide(&row(3, 50, "a", Stage::Open), &data(Some(3), true, 50)), Step::Work);
-        let closed = Standing { is_open: false, ..data(Some(3), true, 50) };
-        assert_eq!(decide(&row(3, 0, "a", Stage::Begun), &closed), Step::Rebuild);
-    }
-
-    #[test]
-    fn f21_f22_f23_data_that_proves_nothing_gets_a_new_life() {
-        let books = row(3, 50, "a", Stage::Open);
-        assert_eq!(decide(&books, &data(None, false, 0)), Step::Raise(Life(4)), "empty");
-        assert_eq!(decide(&books, &data(Some(3), false, 60)), Step::Raise(Life(4)), "loaded again");
-        assert_eq!(decide(&books, &data(Some(2), false, 60)), Step::Raise(Life(4)), "older");
-        assert_eq!(decide(&books, &data(Some(3), true, 49)), Step::Raise(Life(4)), "its journal ends before the mark");
-        let elsewhere = row(3, 0, "b", Stage::Open);
-        assert_eq!(decide(&elsewhere, &data(Some(3), false, 60)), Step::Raise(Life(4)), "promoted");
-        assert_eq!(
-            decide(&elsewhere, &data(Some(7), false, 60)),
-            Step::Raise(Life(8)),
-            "newer than the books, and a copy"
-        );
-        assert_eq!(
-            decide(&row(0, 0, "", Stage::Begun), &data(None, false, 0)),
-            Step::Raise(Life(1)),
-            "the first start"
-        );
-    }
-
-    #[test]
-    fn a_life_that_was_raised_is_begun_once() {
-        let raised = row(4, 0, "a", Stage::Raised);
-        assert_eq!(decide(&raised, &data(None, false, 0)), Step::Begin);
-        assert_eq!(decide(&raised, &data(Some(3), true, 60)), Step::Begin);
-        // What was restated under it went with the data.
-        assert_eq!(decide(&row(4, 0, "a", Stage::Begun), &data(None, false, 0)), Step::Raise(Life(5)));
-        assert_eq!(decide(&row(4, 0, "b", Stage::Raised), &data(None, false, 0)), Step::Raise(Life(5)));
-    }
-
-    #[test]
-    fn f23_an_old_primary_is_left_and_never_raised() {
-        for stage in [Stage::Raised, Stage::Begun, Stage::Open] {
-            assert_eq!(decide(&row(4, 0, "b", stage), &data(Some(3), true, 60)), Step::Elsewhere);
-        }
-    }
-
-    #[test]
-    fn books_from_a_backup_take_over_the_life_of_sound_data() {
-        assert_eq!(decide(&row(3, 50, "a", Stage::Open), &data(Some(5), true, 60)), Step::Raise(Life(5)));
-    }
-
-    #[test]
-    fn p1_a_partition_waits_for_every_gateway_that_is_alive() {
-        let now = Instant::now();
-        let peer = |age_s, life| Peer {
-            gateway: GatewayId::generate(),
-            age: Duration::from_secs(age_s),
-            restated: vec![Life(life)],
-        };
-        let waits = |peers: Vec<Peer>, since: Instant| {
-            let memory = Memory { beat: Some((now, since)), peers, ..Memory::default() };
-            waits_for(&memory, Partition(0), Life(4)).is_some()
-        };
-        let long_ago = now - Duration::from_mins(1);
-        assert!(!waits(vec![peer(0, 4), peer(1, 4)], now));
-        assert!(waits(vec![peer(0, 4), peer(1, 3)], long_ago));
-        assert!(!waits(vec![peer(0, 4), peer(10, 3)], long_ago), "dead");
-        assert!(waits(vec![peer(0, 4), peer(10, 3)], now), "all rows are old after an outage of the books");
-        assert!(!waits(vec![peer(0, 4), peer(10, 4)], now));
     }
 }

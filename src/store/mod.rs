@@ -35,7 +35,7 @@ mod reconcile;
 pub mod redis;
 
 pub use lives::{BeginReply, ReadBack, Standing};
-pub use reconcile::{Compared, Comparison, ReconcileReply, TAIL_ENTRIES_MAX};
+pub use reconcile::{Compared, Comparison, CounterKey, ReconcileReply, SeedReply, TAIL_ENTRIES_MAX};
 
 /// Why a store call gave no answer. A full cap is not an error, it is a value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -254,29 +254,6 @@ pub struct OverdueLead {
     pub publisher: PublisherId,
     /// The claim it was admitted under.
     pub claim: Option<ClaimKey>,
-}
-
-/// What seed found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SeedReply {
-    /// Every counter asked for is there now.
-    Seeded,
-    /// The journal was trimmed beyond the mark since the usage was read, or the tail is too long to be read in one step:
-    /// settle, read the usage again, ask again.
-    Stale,
-    /// The data is not of the life this gateway knows.
-    NewLife,
-}
-
-/// A counter's place.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct CounterKey {
-    /// Whose cap.
-    pub buyer: BuyerId,
-    /// Which cap.
-    pub cap: CapId,
-    /// Which window.
-    pub window: Window,
 }
 
 /// What is under way, over all partitions.

@@ -1,6 +1,7 @@
-//! What reconciliation asks of a store, and what it is told.
+//! Counters: what seeding and reconciliation ask of a store, and what they are told.
 
-use super::CounterKey;
+use crate::domain::id::{BuyerId, CapId};
+use crate::domain::window::Window;
 
 /// Most journal entries after the mark that a seed or a comparison reads in its one step (P7).
 pub const TAIL_ENTRIES_MAX: usize = 5_000;
@@ -46,4 +47,27 @@ pub enum ReconcileReply {
     TailTooLong,
     /// The data is not of the life this gateway knows. Nothing was touched.
     NewLife,
+}
+
+/// What seed found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SeedReply {
+    /// Every counter asked for is there now.
+    Seeded,
+    /// The journal was trimmed beyond the mark since the usage was read, or the tail is too long to be read in one step:
+    /// settle, read the usage again, ask again.
+    Stale,
+    /// The data is not of the life this gateway knows.
+    NewLife,
+}
+
+/// A counter's place.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct CounterKey {
+    /// Whose cap.
+    pub buyer: BuyerId,
+    /// Which cap.
+    pub cap: CapId,
+    /// Which window.
+    pub window: Window,
 }

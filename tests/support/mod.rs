@@ -17,6 +17,10 @@ use capgate::domain::outcome::LeadStatus;
 use capgate::ledger::{LeadDetail, SharedLedger, Totals};
 use serde_json::Value;
 
+mod outage;
+
+pub use outage::Proxy;
+
 /// SHA-256 of `test-key-acme`, the key of publisher `acme` in test routings.
 pub const KEY: &str = "test-key-acme";
 
@@ -26,6 +30,8 @@ pub struct Backing {
     pub store_url: String,
     pub ledger_url: String,
     pub prefix: String,
+    /// More keys of `[store]`.
+    pub store_more: &'static str,
     database: Option<(String, String)>,
 }
 
@@ -36,6 +42,7 @@ impl Backing {
             store_url: format!("embedded:{}", dir.join("journal.db").display()),
             ledger_url: format!("sqlite:{}", dir.join("ledger.db").display()),
             prefix: "cg1".into(),
+            store_more: "",
             database: None,
         }
     }
@@ -64,6 +71,7 @@ impl Backing {
             ledger_url: format!("{server}/{name}"),
             // Redis keys keep short names: at most 32 characters.
             prefix: name.chars().rev().take(24).collect(),
+            store_more: "",
             database: Some((server, name)),
         }
     }
@@ -129,10 +137,10 @@ impl Place {
 
     /// Writes `capgate.toml` with ports of its own; `more` is appended.
     pub fn write_config(&self, name: &str, intake: SocketAddr, admin: SocketAddr, more: &str) -> PathBuf {
-        let Backing { store_url, ledger_url, prefix, .. } = &self.backing;
+        let Backing { store_url, ledger_url, prefix, store_more, .. } = &self.backing;
         let text = format!(
             "[intake]\nlisten = \"{intake}\"\n[admin]\nlisten = \"{admin}\"\n[store]\nurl = \"{store_url}\"\nprefix = \
-             \"{prefix}\"\n[ledger]\nurl = \"{ledger_url}\"\n[routing]\nfile = \"routing.toml\"\n{more}\n"
+             \"{prefix}\"\n{store_more}\n[ledger]\nurl = \"{ledger_url}\"\n[routing]\nfile = \"routing.toml\"\n{more}\n"
         );
         let text = if more.contains("[forward]") {
             text
@@ -405,67 +413,4 @@ pub fn attempts(totals: &Totals, buyer: &str, outcome: &str) -> u64 {
 /// How many leads have this status.
 pub fn leads(totals: &Totals, status: &str) -> u64 {
     totals.leads.iter().filter(|(s, _)| s == status).map(|(_, count)| *count).sum()
-}
-
-/// A TCP proxy before a server: an outage in one line of a test.
-#[derive(Debug)]
-pub struct Proxy {
-    way: tokio::sync::watch::Sender<Way>,
-}
-
-/// Where a proxy leads.
-#[derive(Debug, Clone)]
-struct Way {
-    is_cut: bool,
-    target: String,
-}
-
-/// `host:port` of a URL.
-fn address_of(url: &str) -> String {
-    let parsed = reqwest::Url::parse(url).expect("a URL");
-    let host = parsed.host_str().expect("a host");
-    let port = parsed.port().unwrap_or(if parsed.scheme() == "redis" { 6379 } else { 3306 });
-    format!("{host}:{port}")
-}
-
-impl Proxy {
-    /// Stands before the server of a URL; answers the URL that leads through it.
-    pub async fn before(url: &str) -> (Self, String) {
-        let target = address_of(url);
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let through = listener.local_addr().expect("an address");
-        let (way, watch) = tokio::sync::watch::channel(Way { is_cut: false, target: target.clone() });
-        tokio::spawn(async move {
-            while let Ok((mut inward, _)) = listener.accept().await {
-                let mut watch = watch.clone();
-                tokio::spawn(async move {
-                    let Way { is_cut, target } = watch.borrow_and_update().clone();
-                    if is_cut {
-                        return;
-                    }
-                    let Ok(mut outward) = tokio::net::TcpStream::connect(&target).await else { return };
-                    tokio::select! {
-                        _ = tokio::io::copy_bidirectional(&mut inward, &mut outward) => {}
-                        _ = watch.wait_for(|way| way.is_cut || way.target != target) => {}
-                    }
-                });
-            }
-        });
-        (Self { way }, url.replacen(&target, &through.to_string(), 1))
-    }
-
-    /// Every connection breaks, new ones are closed at once.
-    pub fn cut(&self) {
-        self.way.send_modify(|way| way.is_cut = true);
-    }
-
-    /// New connections go through again.
-    pub fn mend(&self) {
-        self.way.send_modify(|way| way.is_cut = false);
-    }
-
-    /// Every connection breaks, new ones go to another server.
-    pub fn turn_to(&self, url: &str) {
-        self.way.send_modify(|way| way.target = address_of(url));
-    }
 }

@@ -45,7 +45,7 @@ impl<D: Database> SqlLedger<D> {
         let insert = format!("INSERT INTO lives (partition_id, life, server, stage) VALUES (?, ?, ?, ?){end}");
         let mut session = self.database.writer().await?;
         session.run(dialect.begin).await?;
-        let mut ours = Vec::new();
+        let mut done = Vec::new();
         for Raise { partition, from, to, server } in raises {
             let (id, to) = (Value::from(i64::from(partition.0)), number(*to)?);
             let sql =
@@ -53,12 +53,12 @@ impl<D: Database> SqlLedger<D> {
             if session.execute(sql.into(), vec![to.clone(), id.clone(), number(*from)?]).await? == 1 {
                 let args = vec![id, to, server.as_str().into(), Stage::Raised.as_str().into()];
                 session.execute(insert.clone().into(), args).await?;
-                ours.push(*partition);
+                done.push(*partition);
             }
         }
         session.run("COMMIT").await?;
         session.release();
-        Ok(ours)
+        Ok(done)
     }
 
     pub(super) async fn write_stages(&self, lives: &[(Partition, Life)], stage: Stage) -> Result<(), DbError> {

@@ -15,6 +15,8 @@ use crate::ledger::{GatewayId, LedgerError, MigrationStep};
 /// Longest wait for one statement. A database that hangs must not hold a settler for ever (P7).
 pub const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 
+const HEX: &[u8; 16] = b"0123456789abcdef";
+
 /// Longest wait for a connection.
 pub const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -226,7 +228,8 @@ impl Row {
     pub fn opt_hex(&mut self) -> Result<Option<String>, DbError> {
         match self.0.next() {
             Some(Value::Bytes(bytes)) => {
-                Ok(Some(bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]).filter_map(hex_digit).collect()))
+                let digit = |digit: u8| char::from(HEX[usize::from(digit)]);
+                Ok(Some(bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()))
             }
             Some(Value::Null) => Ok(None),
             _ => Err(unreadable()),
