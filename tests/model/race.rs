@@ -28,7 +28,7 @@ pub async fn race<B: Bench>(bench: B, default: u64) {
     }
     let store = bench.gateway(0);
     let window = running_window(store.now());
-    let (mut takes, mut taken, rounds) = (0, 0, rounds(default));
+    let (mut asked, mut taken, rounds) = (0, 0, rounds(default));
     for round in 0..rounds {
         // 37 and 100 share no divisor: every cap from 1 to 100 comes, small and large in turn.
         let limit = 1 + round * 37 % CAPS;
@@ -52,7 +52,7 @@ pub async fn race<B: Bench>(bench: B, default: u64) {
             }
         })
         .await;
-        takes += granted.iter().sum::<u64>() + granted.len() as u64;
+        asked += granted.iter().sum::<u64>() + granted.len() as u64;
         assert_eq!(granted.iter().sum::<u64>(), limit, "round {round}: never above, and always reached");
         for name in ["hour", "day"] {
             assert_eq!(used(&*store, &who, name, window).await, Some(limit), "round {round}");
@@ -61,7 +61,7 @@ pub async fn race<B: Bench>(bench: B, default: u64) {
         let open = store.open_counts().await.unwrap().leases;
         assert_eq!(open, taken, "round {round}: every unit has its lease");
     }
-    println!("{rounds} rounds, {takes} takes in {:?}", started.elapsed());
+    println!("{rounds} rounds, {asked} takes in {:?}", started.elapsed());
     drop(store);
     bench.end().await;
 }
