@@ -242,10 +242,6 @@ impl Row {
     }
 }
 
-fn hex_digit(half: u8) -> Option<char> {
-    char::from_digit(half.into(), 16)
-}
-
 fn unreadable() -> DbError {
     DbError::Bug("a row of the ledger holds what this version cannot read".to_owned())
 }
