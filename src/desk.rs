@@ -13,10 +13,10 @@ use crate::app::{Gateway, RoutingInForce};
 use crate::domain::event::ClaimKey;
 use crate::domain::id::{LeadId, PublisherId};
 use crate::domain::lead::Lead;
-use crate::domain::outcome::LeadStatus;
+use crate::domain::outcome::{LeadStatus, Sold, UnsoldReason, Verdict};
 use crate::domain::routing::Routing;
 use crate::intake::auth::KeyIndex;
-use crate::intake::{LeadAnswer, LeadDesk, Submitted};
+use crate::intake::{LeadAnswer, LeadDesk, Submitted, reply};
 use crate::pipeline::{self, Progress, WalkOrder};
 use crate::store::{LeadState, StoreError};
 
@@ -117,11 +117,38 @@ impl Desk {
         match self.gateway.ledger.lead(lead).await {
             Ok(Some(row)) if row.publisher == *publisher => match (row.status, row.answer) {
                 (LeadStatus::Pending, _) | (_, None) => LeadAnswer::Pending,
-                (_, Some(answer)) => LeadAnswer::Finished(Bytes::from(answer)),
+                (_, Some(answer)) => LeadAnswer::Finished(self.as_it_stands(lead, Bytes::from(answer)).await),
             },
             Ok(_) => LeadAnswer::NotFound,
             Err(_) => LeadAnswer::Unavailable,
         }
+    }
+}
+
+impl Desk {
+    /// A doubt may have been resolved since its lead was answered: whoever asks how the lead stands learns it from the books.
+    /// A repeat of the POST goes on getting the first answer (P3).
+    async fn as_it_stands(&self, lead: LeadId, body: Bytes) -> Bytes {
+        #[derive(serde::Deserialize)]
+        struct Status<'a> {
+            status: &'a str,
+        }
+        let is_doubt = serde_json::from_slice::<Status<'_>>(&body).is_ok_and(|answer| answer.status == "in_doubt");
+        if !is_doubt {
+            return body;
+        }
+        let Ok(Some(row)) = self.gateway.ledger.lead(lead).await else { return body };
+        let verdict = match (row.status, row.buyer, row.price, row.payout, row.currency) {
+            (LeadStatus::Sold, Some(buyer), Some(price), Some(payout), Some(currency)) => {
+                Verdict::Sold(Sold { buyer, price, payout, currency, redirect_url: None })
+            }
+            (LeadStatus::Unsold, ..) => match row.reason.as_deref().and_then(UnsoldReason::parse) {
+                Some(reason) => Verdict::Unsold(reason),
+                None => return body,
+            },
+            _ => return body,
+        };
+        reply::answer_body(lead, &verdict).into()
     }
 }
 
@@ -180,7 +207,7 @@ impl LeadDesk for Desk {
 
     async fn answer(&self, publisher: &PublisherId, lead: LeadId) -> LeadAnswer {
         match self.gateway.store.lead_state(publisher, lead).await {
-            Ok(Some(LeadState::Finished(body))) => LeadAnswer::Finished(body),
+            Ok(Some(LeadState::Finished(body))) => LeadAnswer::Finished(self.as_it_stands(lead, body).await),
             Ok(Some(LeadState::Running)) => LeadAnswer::Pending,
             Ok(None) => self.answer_in_books(publisher, lead).await,
             Err(error @ (StoreError::NotDone(_) | StoreError::MaybeDone(_) | StoreError::Bug(_))) => {

@@ -57,10 +57,14 @@ pub(super) struct CheckArgs {
 
 /// A UTC date, which means its midnight, or an instant.
 fn parse_time(text: &str) -> Result<Timestamp, String> {
+    // The parser of dates takes what stands behind them too, and forgets it.
+    let is_date = text.len() == "2026-03-08".len();
     let midnight = |date: Date| TimeZone::UTC.to_timestamp(date.to_datetime(Time::midnight()));
+    let date = || if is_date { text.parse().and_then(midnight).ok() } else { None };
     text.parse()
-        .or_else(|_| text.parse().and_then(midnight))
-        .map_err(|_| "use a UTC date like 2026-03-08 or an instant like 2026-03-08T05:00:00Z".to_owned())
+        .ok()
+        .or_else(date)
+        .ok_or_else(|| "use a UTC date like 2026-03-08 or an instant like 2026-03-08T05:00:00Z".to_owned())
 }
 
 pub(super) fn run(command: &LedgerCommand) -> ExitCode {
