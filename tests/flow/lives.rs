@@ -335,7 +335,10 @@ async fn f40_p3_a_used_key_answers_the_same_bytes_after_a_loss() {
         let again = post_until_taken(&client, gateway.intake, "key-1", &lead(1)).await;
         assert_eq!(again.status, 200);
         assert_eq!(String::from_utf8_lossy(&again.bytes), String::from_utf8_lossy(&before.bytes), "P3");
-        assert_eq!(again.headers.get("idempotent-replayed").map(|value| value.as_bytes()), Some(&b"true"[..]));
+        assert_eq!(
+            again.headers.get("idempotent-replayed").map(reqwest::header::HeaderValue::as_bytes),
+            Some(&b"true"[..])
+        );
         assert_eq!(post(&client, gateway.intake, "key-1", &lead(2)).await.status, 422);
     }
     assert_eq!(stub.stats("/a").received, 1, "P4");
