@@ -67,7 +67,11 @@ pub async fn headline(place: &Place, gateways: Vec<Gateway>, stub: &StubBuyer) {
     assert_eq!(["/first", "/second", "/third"].map(|path| stub.stats(path).duplicates), [0, 0, 0], "P4");
     // On a slow machine some verdicts come after the answer: those leads are "pending", and in the books below.
     let (sold, capped, pending) = (count("sold"), count("capped"), count("pending"));
-    assert!(sold <= 900 && capped <= 100 && sold + capped + pending == 1_000, "{sold} {capped} {pending}");
+    let others: Vec<_> = words.iter().filter(|word| !matches!(word.as_str(), "sold" | "capped" | "pending")).collect();
+    assert!(
+        sold <= 900 && capped <= 100 && others.is_empty(),
+        "{sold} sold, {capped} capped, {pending} pending, {others:?}"
+    );
     took.sort_unstable();
     println!("p50 {:?}  p99 {:?}  max {:?}", took[took.len() / 2], took[took.len() * 99 / 100], took[took.len() - 1]);
 

@@ -151,7 +151,7 @@ impl Bench for OnRedis {
     }
 
     fn windows_ms(&self) -> [i64; 2] {
-        [400, 2_000]
+        [1_000, 4_000]
     }
 
     fn tolerance(&self) -> SignedDuration {

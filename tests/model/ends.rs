@@ -4,7 +4,7 @@ use capgate::domain::event::WindowAmount;
 use capgate::domain::lease::EndMark;
 use capgate::lease::abandoned;
 use capgate::store::{EndReply, LeaseEnd, Store};
-use jiff::{SignedDuration, Timestamp};
+use jiff::SignedDuration;
 
 use crate::bench::{Bench, END_MARK_TTL};
 use crate::pure::{State, Unit, Verb};
@@ -29,8 +29,8 @@ impl<B: Bench> Walk<B> {
     }
 
     /// Its end mark may have expired.
-    pub fn may_be_forgotten(unit: &Unit, now: Timestamp) -> bool {
-        matches!(unit.state, State::Ended { at, .. } if now.duration_since(at) >= SignedDuration::try_from(END_MARK_TTL).unwrap())
+    pub fn may_be_forgotten(&self, unit: &Unit) -> bool {
+        matches!(unit.state, State::Ended { at, .. } if self.latest.duration_since(at) >= SignedDuration::try_from(END_MARK_TTL).unwrap())
     }
 
     /// Ends a lease somehow, whoever owns it and whatever state it is in.
@@ -71,7 +71,7 @@ impl<B: Bench> Walk<B> {
         let mut reply = send_end(&*store, verb, call).await;
         if reply == EndReply::Missing {
             let unit = &self.model.units[index];
-            assert!(Self::may_be_forgotten(unit, now), "forgotten too early: {unit:?}");
+            assert!(self.may_be_forgotten(unit), "forgotten too early: {unit:?}");
             self.count("forgotten");
             self.remember(&*store, index).await;
             reply = send_end(&*store, verb, call).await;

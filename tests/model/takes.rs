@@ -109,7 +109,7 @@ impl<B: Bench> Walk<B> {
         let Some(index) = self.recent() else { return };
         let (owner, store) = self.gateway();
         let unit = self.model.units[index].clone();
-        if Self::may_be_forgotten(&unit, store.now()) {
+        if self.may_be_forgotten(&unit) {
             return;
         }
         let number = self.buyers.iter().position(|buyer| buyer.id == unit.key.buyer).unwrap();

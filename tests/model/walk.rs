@@ -33,6 +33,8 @@ pub struct Walk<B> {
     pub version: u64,
     pub windows: BTreeMap<(BuyerId, String, i64), Window>,
     pub tally: Tally,
+    /// The highest time seen: what has expired then is gone, also when the clock is set back.
+    pub latest: Timestamp,
 }
 
 pub struct Buyer {
@@ -51,7 +53,7 @@ impl<B: Bench> Walk<B> {
             begin_lives(&*bench.gateway(gateway)).await;
         }
         let buyers = vec![
-            Buyer { id: buyer("alpha"), limits: [6, 60, 0] },
+            Buyer { id: buyer("alpha"), limits: [6, 20, 0] },
             Buyer { id: buyer("beta"), limits: [9, 0, 500] },
             Buyer { id: buyer("gamma"), limits: [0, 0, 1_000] },
             Buyer { id: buyer("open"), limits: [0, 0, 0] },
@@ -64,6 +66,7 @@ impl<B: Bench> Walk<B> {
             version: 1,
             windows: BTreeMap::new(),
             tally: Tally::new(),
+            latest: Timestamp::UNIX_EPOCH,
             dice: dice.split(),
         };
         // What was sold before the walk.
@@ -125,6 +128,7 @@ impl<B: Bench> Walk<B> {
     }
 
     pub async fn step(&mut self, number: u32) {
+        self.latest = self.latest.max(self.bench.gateway(0).now());
         match self.dice.roll(100) {
             0..34 => self.take().await,
             34..66 => self.end_one().await,
