@@ -127,7 +127,11 @@ async fn accepted_sells_the_lead(place: Place) {
     let sale = [("buyer:bad", -25_000_000), ("margin", 7_500_000), ("publisher:acme", 17_500_000)];
     assert_eq!(accounts(&detail), sale);
     let now = get(&client(), rig.gateway.intake, &path).await;
-    assert_eq!((now.text("status"), now.text("price")), ("sold", "17.50"), "the publisher can see that it is paid");
+    assert_eq!(
+        (now.text("status"), now.text("price")),
+        ("sold".to_owned(), "17.50".to_owned()),
+        "the publisher can see that it is paid"
+    );
     let repeat = post(&client(), rig.gateway.intake, "k1", &crate::support::lead(1)).await;
     assert_eq!(repeat.bytes, first_answer.bytes, "P3: one final answer");
 
@@ -152,7 +156,7 @@ async fn declined_gives_the_unit_back(place: Place) {
     assert_eq!(detail.attempts.len(), 1, "it is not routed on");
     assert_eq!(detail.attempts[0].reason.as_deref(), Some("resolved"));
     let now = get(&client(), rig.gateway.intake, &format!("/v1/leads/{lead}")).await;
-    assert_eq!((now.text("status"), now.text("reason")), ("unsold", "declined"));
+    assert_eq!((now.text("status"), now.text("reason")), ("unsold".to_owned(), "declined".to_owned()));
     assert!(detail.entries.is_empty());
     assert_eq!(rig.resolve(lead, "bad", "declined").await, (200, expected), "a repeat");
     assert_eq!(rig.resolve(lead, "bad", "accepted").await.0, 409, "the opposite");
