@@ -107,10 +107,10 @@ impl Store for Journals {
         unreachable!("settlement does not ask for this")
     }
     async fn record_verdict(&self, _: &Closed) -> Result<(), StoreError> {
-        unimplemented!()
+        unreachable!("settlement does not ask for this")
     }
     async fn remember(&self, _: &LeaseKey, _: EndMark, _: &[WindowAmount]) -> Result<(), StoreError> {
-        unimplemented!()
+        unreachable!("settlement does not ask for this")
     }
     async fn give_back_at_deadline(&self, _: &LeaseKey) -> Result<(), StoreError> {
         unreachable!("settlement does not ask for this")
