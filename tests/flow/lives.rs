@@ -85,7 +85,14 @@ impl Rig {
 
     /// Waits until the cap is used up, stops, and compares buyers, books and counters.
     async fn finish(mut self) {
-        until("the cap is used up", PATIENCE, async || self.stub.stats("/capped").accepted >= CAP).await;
+        // A take whose answer was lost with its server may have left a unit in doubt: it stays counted, and is listed.
+        let books = self.place.ledger().await;
+        until("the cap is used up", PATIENCE, async || {
+            let totals = books.totals().await.expect("totals");
+            self.stub.stats("/capped").accepted + attempts(&totals, "capped", "in_doubt") >= CAP
+        })
+        .await;
+        books.shut_down().await;
         self.flow(50).await;
         self.until_open().await;
         let acknowledged = self.load.take().expect("it runs").end().await;
@@ -105,7 +112,8 @@ impl Rig {
         })
         .await;
         let (capped, open) = (self.stub.stats("/capped"), self.stub.stats("/open"));
-        assert_eq!(capped.accepted, CAP, "P1: {totals:?}");
+        let doubts = attempts(&totals, "capped", "in_doubt");
+        assert!(capped.accepted <= CAP && capped.accepted + doubts >= CAP, "P1: {} {totals:?}", capped.accepted);
         assert_eq!(capped.duplicates + open.duplicates, 0, "P4");
         let counted: u64 =
             ["accepted", "late_accepted", "in_doubt"].map(|word| attempts(&totals, "capped", word)).iter().sum();
