@@ -56,7 +56,9 @@ impl Backing {
     /// The same on the Redis Cluster for tests.
     #[cfg(feature = "server-tests")]
     pub async fn cluster() -> Self {
-        Self::on_redis(required("CAPGATE_TEST_REDIS_CLUSTER_URL")).await
+        let on_redis = Self::on_redis(required("CAPGATE_TEST_REDIS_CLUSTER_URL")).await;
+        // A walk asks a cluster in more steps than one server: what is tested is not how fast a busy machine is.
+        Self { store_more: "command_timeout_ms = 1000", ..on_redis }
     }
 
     /// The same on a Redis, or cluster, of a test's own.
