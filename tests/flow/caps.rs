@@ -14,7 +14,7 @@ async fn verdict(gateway: &Gateway, key: &str, number: u32) -> Answer {
     assert_eq!(answer.status, 200, "{answer:?}");
     // On a slow machine the verdict may come after the answer.
     let path = format!("/v1/leads/{}", answer.lead());
-    until("the verdict", Duration::from_secs(20), async || {
+    until("the verdict", async || {
         if answer.text("status") == "pending" {
             answer = get(&client(), gateway.intake, &path).await;
         }
@@ -54,7 +54,7 @@ async fn many_full_buyers(place: Place) {
     let gateway = place.start("").await;
     // Until every buyer's counters are read from the books.
     let mut first = 1_000;
-    until("the gateway is warm", Duration::from_mins(1), async || {
+    until("the gateway is warm", async || {
         first += 1;
         told(&gateway, &format!("first{first}"), first).await == "sold"
             && metric(&gateway, &format!("capgate_lease_total{{buyer=\"full{}\",result=\"full\"}}", FULL_BUYERS - 1))
@@ -78,7 +78,7 @@ async fn many_full_buyers(place: Place) {
     assert_eq!(explained.text("status"), "sold");
     let path = format!("/v1/leads/{}", explained.lead());
     let mut notes = Vec::new();
-    until("the books have the lead", Duration::from_secs(20), async || {
+    until("the books have the lead", async || {
         let found = get(&client(), gateway.admin, &path).await.json();
         notes = found["explanation"]["candidates"].as_array().cloned().unwrap_or_default();
         !notes.is_empty()
@@ -109,10 +109,7 @@ async fn f16_a_unit_that_came_back_here_is_seen_at_once() {
     for round in 1..4_u32 {
         let holder = async { told(&gateway, &format!("holder{round}"), round * 100).await };
         let others = async {
-            until("the holder is at the buyer", Duration::from_secs(20), async || {
-                stub.stats("/slow").received == u64::from(round * 2)
-            })
-            .await;
+            until("the holder is at the buyer", async || stub.stats("/slow").received == u64::from(round * 2)).await;
             // While one lead holds the unit, the buyer is full, and soon remembered as full.
             told(&gateway, &format!("full{round}"), round * 100 + 1).await
         };
@@ -156,10 +153,7 @@ async fn p5_a_lead_that_recovery_cannot_finish_stops_no_other() {
     }
     let books = place.ledger().await;
     for id in &leads {
-        until("the lead is in the books", Duration::from_secs(4), async || {
-            matches!(books.lead(*id).await, Ok(Some(_)))
-        })
-        .await;
+        until("the lead is in the books", async || matches!(books.lead(*id).await, Ok(Some(_)))).await;
     }
     let mut raw = sqlx::SqliteConnection::connect(&place.backing.ledger_url).await.expect("the file opens");
     for id in &leads[..3] {
@@ -174,10 +168,7 @@ async fn p5_a_lead_that_recovery_cannot_finish_stops_no_other() {
     for id in &leads[3..] {
         crate::support::closed(&books, *id).await;
     }
-    until("the failures are counted", Duration::from_secs(20), async || {
-        metric(&gateway, "capgate_recovery_failed_total").await >= 3.0
-    })
-    .await;
+    until("the failures are counted", async || metric(&gateway, "capgate_recovery_failed_total").await >= 3.0).await;
     gateway.app.shut_down().await;
     books.shut_down().await;
 }
@@ -211,7 +202,7 @@ async fn leads_of_a_cap(place: Place) {
     reload(with("/hang", 10_000)).await;
     let answer = post_until_taken(&client(), gateway.intake, "open", &lead(301)).await;
     assert_eq!(answer.text("status"), "pending");
-    until("it is at the buyer", Duration::from_secs(20), async || stub.stats("/hang").received == 2).await;
+    until("it is at the buyer", async || stub.stats("/hang").received == 2).await;
     expected.push((answer.text("lead_id"), "open".to_owned()));
     expected.sort();
 
@@ -292,8 +283,7 @@ mod servers {
             (answer, std::time::Instant::now())
         };
         let asker = async {
-            until("the holder is at the buyer", Duration::from_secs(20), async || stub.stats("/slow").received == 1)
-                .await;
+            until("the holder is at the buyer", async || stub.stats("/slow").received == 1).await;
             let mut number = 10;
             let mut capped = 0;
             while stub.stats("/slow").received == 1 {

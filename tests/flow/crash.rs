@@ -83,8 +83,7 @@ async fn killed_ten_times(place: Place) {
     let load = Load::start(&[gateway.intake]);
     for round in 0..10 {
         let before = load.count();
-        until(&format!("leads flow in round {round}"), Duration::from_secs(30), async || load.count() > before + 30)
-            .await;
+        until(&format!("leads flow in round {round}"), async || load.count() > before + 30).await;
         gateway.kill();
         gateway.start();
         gateway.until_ready().await;
@@ -94,14 +93,13 @@ async fn killed_ten_times(place: Place) {
     for lead in &acknowledged {
         until(
             &format!("acknowledged lead {lead} has its verdict in the books"),
-            Duration::from_mins(1),
             async || matches!(ledger.lead(*lead).await, Ok(Some(row)) if row.status != LeadStatus::Pending),
         )
         .await;
     }
     // Leads whose 2xx was lost with the gateway were taken all the same, and are finished too.
     let mut totals = ledger.totals().await.expect("totals");
-    until("nothing hangs", Duration::from_mins(1), async || {
+    until("nothing hangs", async || {
         totals = ledger.totals().await.expect("totals");
         leads(&totals, "pending") == 0
     })
@@ -149,7 +147,7 @@ async fn terminated_under_load(place: Place) {
     let idle = client();
     assert_eq!(get(&idle, gateway.intake, "/v1/leads/00000000-0000-7000-8000-000000000000").await.status, 404);
     let load = Load::start(&[gateway.intake]);
-    until("leads flow", Duration::from_secs(20), async || load.count() > 100).await;
+    until("leads flow", async || load.count() > 100).await;
     let (took, ended_well) = tokio::task::block_in_place(|| gateway.terminate());
     assert!(ended_well);
     assert!(took < Duration::from_secs(5), "the drain took {took:?}");
@@ -187,6 +185,6 @@ async fn a_second_process_on_the_same_journal_file_is_refused() {
     let first = place.spawn("first.toml", "");
     first.until_ready().await;
     let second = place.spawn("second.toml", "");
-    until("the second one says why", Duration::from_secs(20), async || second.log().contains("another process")).await;
+    until("the second one says why", async || second.log().contains("another process")).await;
     assert_eq!(get(&client(), first.admin, "/readyz").await.status, 200);
 }

@@ -80,7 +80,7 @@ pub async fn headline(place: &Place, gateways: Vec<Gateway>, stub: &StubBuyer) {
 
     let ledger = place.ledger().await;
     let mut totals = ledger.totals().await.expect("totals");
-    until("every lead is settled", Duration::from_mins(1), async || {
+    until("every lead is settled", async || {
         totals = ledger.totals().await.expect("totals");
         leads(&totals, "sold") + leads(&totals, "unsold") == 1_000
     })
@@ -141,7 +141,7 @@ pub async fn rough(place: Place, gateways: Vec<Gateway>, stub: &StubBuyer) {
     assert_eq!(words.len(), 1_000);
     let ledger = place.ledger().await;
     let mut totals = ledger.totals().await.expect("totals");
-    until("every lead is settled", Duration::from_secs(40), async || {
+    until("every lead is settled", async || {
         totals = ledger.totals().await.expect("totals");
         leads(&totals, "sold") + leads(&totals, "unsold") == 1_000
     })
@@ -156,11 +156,8 @@ pub async fn rough(place: Place, gateways: Vec<Gateway>, stub: &StubBuyer) {
     for number in 0..left + 3 {
         post_until_taken(&client, addresses[0], &format!("more-{number}"), &lead(0)).await;
     }
-    until("the last three go to the next buyer", Duration::from_secs(20), async || {
-        stub.stats("/second").accepted == before + 3
-    })
-    .await;
-    until("they are settled too", Duration::from_secs(20), async || {
+    until("the last three go to the next buyer", async || stub.stats("/second").accepted == before + 3).await;
+    until("they are settled too", async || {
         totals = ledger.totals().await.expect("totals");
         leads(&totals, "sold") + leads(&totals, "unsold") == 1_000 + left + 3
     })

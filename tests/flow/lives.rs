@@ -27,9 +27,6 @@ const QUICK: &str = "[forward]\nallow_private_addresses = true\ntimeout_ms = 300
 
 const SAFE: [&str; 2] = ["--maxmemory-policy", "noeviction"];
 
-/// Under load on a busy machine.
-const PATIENCE: Duration = Duration::from_mins(3);
-
 /// Longer than in production: what is tested is not how fast a busy machine is.
 const SLOW_MACHINE: &str = "command_timeout_ms = 1000";
 
@@ -71,15 +68,13 @@ impl Rig {
     /// Waits until so many more leads were acknowledged.
     async fn flow(&self, more: usize) {
         let wanted = self.load().count() + more;
-        until(&format!("{wanted} leads were taken"), PATIENCE, async || self.load().count() >= wanted).await;
+        until(&format!("{wanted} leads were taken"), async || self.load().count() >= wanted).await;
     }
 
     async fn until_open(&self) {
         for gateway in &self.gateways {
-            until("every gateway is ready", PATIENCE, async || {
-                get(&client(), gateway.admin, "/readyz").await.status == 200
-            })
-            .await;
+            until("every gateway is ready", async || get(&client(), gateway.admin, "/readyz").await.status == 200)
+                .await;
         }
     }
 
@@ -91,7 +86,7 @@ impl Rig {
     /// The same, where at most so many units may have been left in doubt.
     async fn finish_with(mut self, doubts_max: u64) {
         let books = self.place.ledger().await;
-        until("the cap is used up", PATIENCE, async || {
+        until("the cap is used up", async || {
             let totals = books.totals().await.expect("totals");
             self.stub.stats("/capped").accepted + attempts(&totals, "capped", "in_doubt") >= CAP
         })
@@ -104,13 +99,12 @@ impl Rig {
         for lead in &acknowledged {
             until(
                 &format!("P5: acknowledged lead {lead} has its verdict in the books"),
-                PATIENCE,
                 async || matches!(ledger.lead(*lead).await, Ok(Some(row)) if row.status != LeadStatus::Pending),
             )
             .await;
         }
         let mut totals = ledger.totals().await.expect("totals");
-        until("no lead is pending", PATIENCE, async || {
+        until("no lead is pending", async || {
             totals = ledger.totals().await.expect("totals");
             leads(&totals, "pending") == 0
         })
@@ -254,7 +248,7 @@ async fn pair() -> (Server, Server) {
     let primary = Server::start(&[&SAFE[..], &["--repl-diskless-sync-delay", "0"]].concat()).await;
     let copy = Server::start(&SAFE).await;
     told(&copy, &["REPLICAOF", "127.0.0.1", &primary.port().to_string()]).await;
-    until("the copy is in step", Duration::from_secs(20), async || {
+    until("the copy is in step", async || {
         told(&copy, &["INFO", "replication"]).await.text().contains("master_link_status:up")
     })
     .await;
@@ -293,7 +287,7 @@ async fn f23_p1_two_primaries_for_a_while() {
     right.turn_to(&copy.url());
     // The first gateway still reaches the old primary, which knows nothing of all this.
     let admin = rig.gateways[0].admin;
-    until("the first gateway has learnt that its life is over", PATIENCE, async || {
+    until("the first gateway has learnt that its life is over", async || {
         let answer = get(&client(), admin, "/readyz").await;
         answer.status == 503 && String::from_utf8_lossy(&answer.bytes).contains("another server has the newer one")
     })
@@ -341,7 +335,7 @@ async fn f40_p3_a_used_key_answers_the_same_bytes_after_a_loss() {
         if round == 1 {
             // The second time everything is read back before the key is used again.
             let mut raw = server.connection().await;
-            until("everything is read back", PATIENCE, async || {
+            until("everything is read back", async || {
                 let keys = raw.keys_of(&place.backing.prefix).await;
                 keys.iter().any(|key| key.ends_with(":life")) && !keys.iter().any(|key| key.ends_with(":unread"))
             })
@@ -382,7 +376,7 @@ async fn f38_p5_a_lead_that_its_gateway_and_redis_forgot_is_finished_from_the_bo
     let answer = post_until_taken(&client, first.intake, "key-1", &lead(1)).await;
     assert_eq!(answer.text("status"), "pending");
     let ledger = place.ledger().await;
-    until("the books have it", PATIENCE, async || matches!(ledger.lead(answer.lead()).await, Ok(Some(_)))).await;
+    until("the books have it", async || matches!(ledger.lead(answer.lead()).await, Ok(Some(_)))).await;
     first.kill();
     told(&server, &["FLUSHALL"]).await;
     // Whoever was asked by the first one is not known any more (P4 is lost with both): it is not asked again here.

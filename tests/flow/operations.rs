@@ -23,7 +23,7 @@ async fn sold(gateway: &Gateway, number: u32) -> String {
     assert_eq!(answer.status, 200, "{answer:?}");
     let mut last = answer;
     // On a slow machine the verdict may come after the answer.
-    until("the verdict", Duration::from_secs(10), async || {
+    until("the verdict", async || {
         if last.text("status") == "pending" {
             last = get(&client(), gateway.intake, &format!("/v1/leads/{}", last.lead())).await;
         }
@@ -64,7 +64,7 @@ async fn f87_a_broken_routing_file_changes_nothing_and_a_good_one_everything() {
     let metrics = String::from_utf8_lossy(&get(&client(), gateway.admin, "/metrics").await.bytes).into_owned();
     assert!(metrics.contains("capgate_config_reload_total{result=\"refused\"}"), "{metrics}");
     place.write_routing(&good);
-    until("the file is picked up", Duration::from_secs(5), async || {
+    until("the file is picked up", async || {
         gateway.app.gateway.routing().compiled.routing().buyers.values().any(|b| b.caps[0].limit_units() == 3)
     })
     .await;
@@ -88,7 +88,7 @@ async fn removed_and_put_back(place: Place) {
             })
         })
         .collect();
-    until("thirty are on their way", Duration::from_secs(20), async || stub.stats("/b").received >= 30).await;
+    until("thirty are on their way", async || stub.stats("/b").received >= 30).await;
     let reload = async |text: &str| {
         place.write_routing(text);
         let answer = client().post(format!("http://{}/v1/reload", gateway.admin)).send().await.expect("an answer");
@@ -218,20 +218,14 @@ mod servers {
         assert_eq!((answer.status, answer.text("code").as_str()), (503, "unavailable"));
         assert!(answer.headers.contains_key("retry-after"));
         assert!(answer.took < Duration::from_millis(400), "refused after {:?}", answer.took);
-        until("readiness says so", Duration::from_secs(5), async || {
-            get(&client(), gateway.admin, "/readyz").await.status == 503
-        })
-        .await;
+        until("readiness says so", async || get(&client(), gateway.admin, "/readyz").await.status == 503).await;
         store.mend();
-        until("the same key is served", Duration::from_secs(10), async || {
+        until("the same key is served", async || {
             post(&client(), gateway.intake, "again", &lead(2)).await.text("status") == "sold"
         })
         .await;
         assert_eq!(stub.stats("/b").received, 2, "P4, P8: nothing was sent while the store was away");
-        until("readiness says so", Duration::from_secs(5), async || {
-            get(&client(), gateway.admin, "/readyz").await.status == 200
-        })
-        .await;
+        until("readiness says so", async || get(&client(), gateway.admin, "/readyz").await.status == 200).await;
         gateway.app.shut_down().await;
         place.backing.clean().await;
     }
@@ -246,7 +240,7 @@ mod servers {
             assert_eq!(answer.status, 200);
             assert!(answer.took < Duration::from_millis(250), "answered after {:?}", answer.took);
         }
-        until("readiness lists it", Duration::from_secs(10), async || {
+        until("readiness lists it", async || {
             let ready = get(&client(), gateway.admin, "/readyz").await.json();
             ready["checks"].as_array().is_some_and(|c| c.iter().any(|c| c["name"] == "ledger" && c["ok"] == false))
         })
@@ -256,7 +250,6 @@ mod servers {
         let books = place.ledger().await;
         until(
             "everything is in the books",
-            Duration::from_secs(30),
             async || matches!(books.totals().await, Ok(totals) if crate::support::leads(&totals, "sold") == 29),
         )
         .await;
@@ -301,7 +294,7 @@ mod servers {
             assert_eq!(sold(&gateway, number).await, "sold");
         }
         let books = place.ledger().await;
-        until("every lead is sold, once", Duration::from_secs(40), async || {
+        until("every lead is sold, once", async || {
             matches!(books.totals().await, Ok(totals) if crate::support::leads(&totals, "sold") == 20
                 && crate::support::leads(&totals, "pending") == 0)
         })

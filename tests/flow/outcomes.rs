@@ -111,7 +111,7 @@ async fn f46_late_yes_after_the_lead_was_sold_elsewhere_is_counted_and_not_booke
     let rig = rig("late:500", "timeout_ms = 200").await;
     let answer = rig.post().await;
     let ledger = rig.place.ledger().await;
-    until("the late yes is in the books", Duration::from_secs(10), async || {
+    until("the late yes is in the books", async || {
         let detail = ledger.lead_detail(answer.lead()).await.expect("books answer");
         detail.is_some_and(|detail| {
             detail.attempts.iter().any(|a| a.outcome == AttemptOutcome::LateAccepted && a.counted)
@@ -238,9 +238,9 @@ async fn f44_a_publisher_that_hangs_up_changes_nothing() {
     );
     let mut socket = tokio::net::TcpStream::connect(rig.gateway.intake).await.expect("connects");
     socket.write_all(request.as_bytes()).await.expect("sends");
-    until("the buyer has been asked", Duration::from_secs(5), async || rig.stub.stats("/bad").received == 1).await;
+    until("the buyer has been asked", async || rig.stub.stats("/bad").received == 1).await;
     drop(socket);
-    until("a retry gets the answer", Duration::from_secs(5), async || {
+    until("a retry gets the answer", async || {
         post(&client(), rig.gateway.intake, "gone", &body).await.text("status") == "sold"
     })
     .await;

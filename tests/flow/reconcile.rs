@@ -69,7 +69,7 @@ async fn quiet_under_load(place: Place, gateways: Vec<Gateway>) {
     let (words, _) = burst(&addresses).await;
     assert_eq!(words.len(), 1_000);
     let ledger = place.ledger().await;
-    until("every lead is settled", Duration::from_secs(40), async || {
+    until("every lead is settled", async || {
         let totals = ledger.totals().await.expect("totals");
         leads(&totals, "sold") + leads(&totals, "unsold") == 1_000
     })
@@ -168,7 +168,7 @@ async fn sell(place: &Place, gateway: &Gateway, numbers: std::ops::Range<u32>) {
         assert_eq!(answer.status, 200, "{answer:?}");
     }
     let ledger = place.ledger().await;
-    until("the leads are in the books", Duration::from_secs(20), async || {
+    until("the leads are in the books", async || {
         leads(&ledger.totals().await.expect("totals"), "sold") == u64::from(numbers.end)
     })
     .await;

@@ -1,7 +1,6 @@
 //! An operator ends a doubt: unit, money and lead follow, once.
 
 use std::process::Command;
-use std::time::Duration;
 
 use capgate::cli::stub_buyer::StubBuyer;
 use capgate::domain::id::{BuyerId, LeadId};
@@ -51,7 +50,7 @@ impl Rig {
         assert_eq!(answer.status, 200, "{answer:?}");
         closed(&self.ledger, answer.lead()).await;
         let mut detail = None;
-        until("the doubt is in the books", Duration::from_secs(10), async || {
+        until("the doubt is in the books", async || {
             detail = self.ledger.lead_detail(answer.lead()).await.expect("books answer");
             detail.as_ref().is_some_and(|detail| !detail.attempts.is_empty())
         })
@@ -203,7 +202,7 @@ async fn futures_of(rig: &Rig, lead: LeadId, count: usize) -> Vec<u16> {
 async fn a_contested_yes_is_booked(place: Place) {
     let rig = rig(place, "late:450", "refund", true).await;
     let answer = post(&client(), rig.gateway.intake, "k", &lead(1)).await;
-    until("the late yes is in the books", Duration::from_secs(10), async || {
+    until("the late yes is in the books", async || {
         let detail = rig.ledger.lead_detail(answer.lead()).await.expect("books answer");
         detail.is_some_and(|detail| detail.attempts.iter().any(|a| a.outcome == AttemptOutcome::LateAccepted))
     })
@@ -226,7 +225,7 @@ async fn an_open_lead_is_resolved_when_it_has_its_verdict(place: Place) {
     let slow = "[forward]\nallow_private_addresses = true\nlate_answer_ms = 3000";
     let rig = rig_with(place, "hang", "hold", false, slow).await;
     let answer = post(&client(), rig.gateway.intake, "k", &lead(1)).await;
-    until("the doubt is in the books", Duration::from_secs(10), async || {
+    until("the doubt is in the books", async || {
         let detail = rig.ledger.lead_detail(answer.lead()).await.expect("books answer");
         detail.is_some_and(|detail| !detail.attempts.is_empty())
     })
@@ -290,7 +289,7 @@ async fn a_doubt_of_a_dead_gateway(place: Place) {
     gateway.until_ready().await;
     let intake = gateway.intake;
     let answer = post(&client(), intake, "k", &lead(1)).await;
-    until("the buyer has been asked", Duration::from_secs(5), async || stub.stats("/bad").received == 1).await;
+    until("the buyer has been asked", async || stub.stats("/bad").received == 1).await;
     gateway.kill();
     gateway.start();
     gateway.until_ready().await;

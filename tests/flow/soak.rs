@@ -21,8 +21,6 @@ use crate::support::{BuyerLine, Place, Process, attempts, client, get, lead, lea
 const QUICK: &str =
     "[forward]\nallow_private_addresses = true\ntimeout_ms = 1000\nlate_answer_ms = 500\nlead_deadline_ms = 3000";
 const MINUTE_LIMIT: u64 = 150;
-/// Recovery, on a machine that is busy with other tests.
-const PATIENCE: Duration = Duration::from_mins(2);
 
 fn buyers(stub: &StubBuyer, day_limit: u64) -> String {
     let cap = |window: &str, limit: u64| {
@@ -83,13 +81,12 @@ async fn until_quiet(place: &Place, gateways: &[Process], acknowledged: &[LeadId
     for lead in acknowledged {
         until(
             &format!("P5: acknowledged lead {lead} has its verdict in the books"),
-            PATIENCE,
             async || matches!(ledger.lead(*lead).await, Ok(Some(row)) if row.status != LeadStatus::Pending),
         )
         .await;
     }
     let mut totals = ledger.totals().await.expect("totals");
-    until("nothing hangs", PATIENCE, async || {
+    until("nothing hangs", async || {
         let metrics = get(&client(), gateways[0].admin, "/metrics").await;
         let metrics = String::from_utf8_lossy(&metrics.bytes).into_owned();
         let is_nought = |name: &str| metrics.lines().any(|line| line == format!("{name} 0"));
@@ -130,7 +127,7 @@ async fn soak(place: Place) {
     let load = Load::start(&gateways.each_ref().map(|gateway| gateway.intake));
     let kills = kill_at_random(&mut gateways, &mut dice, Duration::from_secs(seconds)).await;
     let before = load.count();
-    until("leads flow again", PATIENCE, async || load.count() > before + 20).await;
+    until("leads flow again", async || load.count() > before + 20).await;
     let acknowledged = load.end().await;
     let totals = until_quiet(&place, &gateways, &acknowledged).await;
 
@@ -168,13 +165,12 @@ async fn soak(place: Place) {
     for number in 0..wanted {
         post_until_taken(&client(), gateways[0].intake, &format!("more-{number}"), &lead(0)).await;
     }
-    until("what is free is sold", PATIENCE, async || stub.stats("/daily").accepted >= accepted + wanted).await;
+    until("what is free is sold", async || stub.stats("/daily").accepted >= accepted + wanted).await;
     if wanted == free {
         for number in 0..3 {
             post_until_taken(&client(), gateways[1].intake, &format!("above-{number}"), &lead(0)).await;
         }
-        until("all is sold", PATIENCE, async || cap_row(&gateways[2], "daily").await[..2] == [day_limit.max(used), 0])
-            .await;
+        until("all is sold", async || cap_row(&gateways[2], "daily").await[..2] == [day_limit.max(used), 0]).await;
     }
     assert_eq!(stub.stats("/daily").accepted, accepted + wanted, "P1");
     drop(gateways);

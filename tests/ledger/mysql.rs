@@ -57,7 +57,7 @@ fn pool(books: &Books) -> &MySqlPool {
 }
 
 async fn until<F: Future<Output = bool>>(what: &str, is_so: impl Fn() -> F) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_mins(2);
     while !is_so().await {
         assert!(Instant::now() < deadline, "{what} never came");
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -74,7 +74,7 @@ async fn is_window_locked(books: &Books) -> bool {
 async fn busy_connection(books: &Books) -> i64 {
     let sql = "SELECT CAST(id AS SIGNED) FROM information_schema.processlist \
                WHERE db = DATABASE() AND command <> 'Sleep' AND id <> CONNECTION_ID() LIMIT 1";
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_mins(2);
     loop {
         if let Some(id) = sqlx::query_scalar(sql).fetch_optional(pool(books)).await.unwrap() {
             return id;

@@ -180,7 +180,7 @@ fn settler(books: &Books, store: &Arc<Journals>, rows_max: usize) -> Settler {
 }
 
 async fn until<F: Future<Output = bool>>(what: &str, is_so: impl Fn() -> F) {
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+    let deadline = tokio::time::Instant::now() + Duration::from_mins(2);
     while !is_so().await {
         assert!(tokio::time::Instant::now() < deadline, "{what} never came");
         tokio::time::sleep(Duration::from_millis(5)).await;

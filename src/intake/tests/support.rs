@@ -31,7 +31,7 @@ use crate::intake::{LeadAnswer, LeadDesk, Submitted, serve};
 use crate::telemetry::Telemetry;
 
 /// Longest that a test waits for anything.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
 pub(crate) fn publisher(id: &str, throttle: Option<Throttle>) -> Publisher {
     let key = |key: String| KeyHash(Sha256::digest(key.as_bytes()).into());
