@@ -75,8 +75,10 @@ pub(super) fn refused(refusal: &Refusal) -> Reply {
             HeaderValue::from_static("Bearer"),
         ),
         Refusal::FromWebPage => problem(StatusCode::FORBIDDEN, "forbidden", "web pages may not call this", &[]),
-        Refusal::NotFound | Refusal::Desk(AdminError::NotFound) => {
-            problem(StatusCode::NOT_FOUND, "not_found", "there is nothing here", &[])
+        Refusal::NotFound => problem(StatusCode::NOT_FOUND, "not_found", "there is no such path", &[]),
+        Refusal::Desk(AdminError::NotFound) => {
+            let detail = "not known here; a lead is in the books a moment after its answer";
+            problem(StatusCode::NOT_FOUND, "not_found", detail, &[])
         }
         Refusal::MethodNotAllowed(allowed) => with(
             problem(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "this path does not take this method", &[]),

@@ -50,8 +50,13 @@ pub enum StartError {
     #[error(transparent)]
     Ledger(#[from] LedgerError),
     /// The store is not there, or used by another process.
-    #[error(transparent)]
-    Store(#[from] StoreError),
+    #[error("store at {at}: {error}")]
+    Store {
+        /// Where, without credentials.
+        at: String,
+        /// Why.
+        error: StoreError,
+    },
     /// The way to the buyers.
     #[error("forwarding cannot be set up: {0}")]
     Forward(String),
@@ -93,6 +98,7 @@ pub async fn open_ledger(config: &Config) -> Result<SharedLedger, LedgerError> {
 async fn open_store(config: &Config, ledger: &SharedLedger, clock: &SharedClock) -> Result<Arc<dyn Store>, StartError> {
     let end_mark_ttl = config.forward.late_answer + END_MARK_SLACK;
     let store = &config.store;
+    let failed = |error| StartError::Store { at: store.url.place(), error };
     Ok(match &store.url {
         StoreUrl::Embedded(path) => {
             let options = EmbeddedOptions {
@@ -102,7 +108,7 @@ async fn open_store(config: &Config, ledger: &SharedLedger, clock: &SharedClock)
             };
             ledger.marks(store.partitions).await?;
             let (marks, usage) = ledger.usage_all(clock.now() - USAGE_KEPT).await?;
-            Arc::new(EmbeddedStore::open(path, options, clock.clone(), &marks, &usage)?)
+            Arc::new(EmbeddedStore::open(path, options, clock.clone(), &marks, &usage).map_err(failed)?)
         }
         StoreUrl::Redis(url) => Arc::new(
             RedisStore::connect(
@@ -114,7 +120,8 @@ async fn open_store(config: &Config, ledger: &SharedLedger, clock: &SharedClock)
                 end_mark_ttl,
                 clock.clone(),
             )
-            .await?,
+            .await
+            .map_err(failed)?,
         ),
     })
 }

@@ -16,7 +16,7 @@ pub struct AdminArgs {
     /// capgate.toml of the gateway, for its admin address and token
     #[arg(long, value_name = "FILE", env = "CAPGATE_CONFIG")]
     config: Option<PathBuf>,
-    /// Address of the admin listener, instead of the one in the configuration
+    /// Address of the admin listener, instead of the one in the configuration: http://HOST:PORT
     #[arg(long, value_name = "URL")]
     admin: Option<String>,
 }
@@ -57,7 +57,11 @@ impl AdminArgs {
     async fn ask(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, AskError> {
         let config =
             config::load(self.config.as_deref(), &ProcessEnvironment).map_err(|p| AskError::Config(p.to_string()))?;
-        let base = self.admin.clone().unwrap_or_else(|| format!("http://{}", config.admin.listen));
+        let base = match &self.admin {
+            Some(url) if url.contains("://") => url.clone(),
+            Some(host) => format!("http://{host}"),
+            None => format!("http://{}", config.admin.listen),
+        };
         let unreachable = || AskError::Unreachable(base.clone());
         let client = crate::forward::plain_client(PATIENCE).map_err(|_| unreachable())?;
         let mut request = client.request(method, format!("{}{path}", base.trim_end_matches('/')));

@@ -174,19 +174,25 @@ async fn show(app: &App, stub: &StubBuyer, report: &StressReport, totals: &Total
         let key = CounterKey { buyer: known.id.clone(), cap: cap.id.clone(), window };
         let counters = gateway.store.counters(&[key]).await.map_err(|error| error.to_string())?;
         let counter = counters.first().copied().flatten().unwrap_or(0);
-        let in_ledger = accepted(totals, buyer.id);
-        println!("{:<12} {:>5} {:>9} {:>8} {:>8}", buyer.id, buyer.cap, stats.accepted, counter, in_ledger);
-        findings.must(stats.accepted <= buyer.cap, "a buyer got more than its cap");
-        findings.must(stats.accepted == counter && counter == in_ledger, "buyer, counter and ledger differ");
+        let in_ledger = counted(totals, buyer.id, AttemptOutcome::Accepted);
+        // Only on a machine too busy to answer within the time-out: these buyers answer at once.
+        let late = counted(totals, buyer.id, AttemptOutcome::LateAccepted);
+        print!("{:<12} {:>5} {:>9} {:>8} {:>8}", buyer.id, buyer.cap, stats.accepted, counter, in_ledger);
+        if late > 0 {
+            print!("  and {late} late");
+        }
+        println!();
+        findings.must(stats.accepted <= buyer.cap + late, "a buyer got more than its cap");
+        findings.must(stats.accepted == counter && counter == in_ledger + late, "buyer, counter and ledger differ");
         findings.must(stats.duplicates == 0, "a lead was posted twice to one buyer");
-        sold += stats.accepted;
+        sold += in_ledger;
     }
-    findings.must(stub.stats(BUYERS[0].path).accepted == BUYERS[0].cap, "the first buyer's cap was not reached");
-    let capped = report.total("unsold/capped");
-    findings.must(report.total("sold") == sold, "the answers and the buyers disagree over what was sold");
-    findings.must(sold + capped == LEADS, "a lead was neither sold nor capped");
+    findings.must(stub.stats(BUYERS[0].path).accepted >= BUYERS[0].cap, "the first buyer's cap was not reached");
+    let (answered, capped) = (report.total("sold"), report.total("unsold/capped"));
+    findings.must(answered == sold, "the answers and the books disagree over what was sold");
+    findings.must(answered + capped == LEADS, "a lead was neither sold nor capped");
 
-    println!("\nanswers      sold {sold}, capped {capped}, of {LEADS}");
+    println!("\nanswers      sold {answered}, capped {capped}, of {LEADS}");
     let latency = report.latency_us;
     #[allow(clippy::cast_precision_loss, reason = "microseconds shown as milliseconds")]
     let ms = |micros: u64| micros as f64 / 1_000.0;
@@ -219,8 +225,8 @@ async fn show(app: &App, stub: &StubBuyer, report: &StressReport, totals: &Total
     Ok(findings.0)
 }
 
-fn accepted(totals: &Totals, buyer: &str) -> u64 {
-    let word = AttemptOutcome::Accepted.as_str();
+fn counted(totals: &Totals, buyer: &str, outcome: AttemptOutcome) -> u64 {
+    let word = outcome.as_str();
     totals.attempts.iter().filter(|(b, outcome, _)| b == buyer && outcome == word).map(|(_, _, count)| *count).sum()
 }
 

@@ -117,8 +117,9 @@ pub fn run() -> ExitCode {
 fn run_stress(args: stress::StressArgs) -> ExitCode {
     block_on(async {
         match stress::command(args).await {
-            Ok(report) if report.failed() == 0 => ExitCode::SUCCESS,
-            Ok(report) => fail(&format!("{} leads got no answer", report.failed())),
+            Ok(report) if report.failed() > 0 => fail(&format!("{} leads got no answer", report.failed())),
+            Ok(report) if report.is_all_refused() => fail("every lead was refused"),
+            Ok(_) => ExitCode::SUCCESS,
             Err(stress::StressError::Plan(error)) => {
                 eprintln!("capgate: {error}");
                 ExitCode::from(BAD_ARGUMENTS)

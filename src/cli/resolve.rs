@@ -2,6 +2,7 @@
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
@@ -62,7 +63,7 @@ pub(super) fn run(args: &ResolveArgs) -> ExitCode {
     };
     block_on(async {
         match order {
-            Order::One(lead, buyer, outcome) => match ask(&args.admin, lead, &buyer, outcome).await {
+            Order::One(lead, buyer, outcome) => match one(&args.admin, lead, &buyer, outcome).await {
                 Ok(answer) if args.json => println!("{answer:#}"),
                 Ok(answer) => println!("lead {lead} at {buyer}: {}", told(&answer)),
                 Err(error) => return fail(&error.to_string()),
@@ -91,6 +92,18 @@ fn order(what: &[String], all_of: Option<&BuyerId>) -> Result<Order, String> {
 async fn ask(admin: &AdminArgs, lead: LeadId, buyer: &BuyerId, outcome: Outcome) -> Result<Value, AskError> {
     let body = json!({ "buyer": buyer.as_str(), "outcome": outcome.as_str() });
     admin.post(&format!("/v1/leads/{lead}/resolve"), Some(&body)).await
+}
+
+/// The gateway answers when the books have it, which may take seconds; a person at the terminal is told so.
+async fn one(admin: &AdminArgs, lead: LeadId, buyer: &BuyerId, outcome: Outcome) -> Result<Value, AskError> {
+    let mut answer = std::pin::pin!(ask(admin, lead, buyer, outcome));
+    if let Ok(answer) = tokio::time::timeout(Duration::from_secs(1), &mut answer).await {
+        return answer;
+    }
+    if std::io::stderr().is_terminal() {
+        eprintln!("waiting until it is in the books");
+    }
+    answer.await
 }
 
 fn told(answer: &Value) -> String {

@@ -25,9 +25,7 @@ pub(super) fn read(id: &CampaignId, reader: &Reader<'_>, buyers: &Buyers) -> Opt
         currency
     });
     let country = reader.item("country").map_or(Some("US".to_owned()), |item| country(&item));
-    if let Some(item) = reader.item("order") {
-        order(&item);
-    }
+    let order = reader.item("order").map_or(Some(CandidateOrder::Priority), |item| order(&item));
     if let Some(item) = reader.item("sell_to")
         && item.integer_in::<u32>((1, 100)).is_some_and(|count| count != 1)
     {
@@ -40,7 +38,7 @@ pub(super) fn read(id: &CampaignId, reader: &Reader<'_>, buyers: &Buyers) -> Opt
         id: id.clone(),
         currency: currency?,
         country: country?,
-        order: CandidateOrder::Priority,
+        order: order?,
         required,
         idempotency_fields,
         offers,
@@ -57,12 +55,12 @@ fn country(item: &Item<'_>) -> Option<String> {
     is_code.then_some(country)
 }
 
-fn order(item: &Item<'_>) {
-    match item.text() {
-        Some("weighted" | "price") => item.fail("not available yet", "priority"),
-        Some(_) => drop(item.choice(&[("priority", ())])),
-        None => {}
-    }
+fn order(item: &Item<'_>) -> Option<CandidateOrder> {
+    item.choice(&[
+        ("priority", CandidateOrder::Priority),
+        ("weighted", CandidateOrder::Weighted),
+        ("price", CandidateOrder::Price),
+    ])
 }
 
 fn fields(reader: &Reader<'_>, key: &'static str) -> Vec<Arc<str>> {

@@ -132,6 +132,22 @@ pub struct StoreConfig {
     pub idempotency: Duration,
 }
 
+impl StoreUrl {
+    /// Where the store is, without credentials: a path, or hosts and ports.
+    #[must_use]
+    pub fn place(&self) -> String {
+        match self {
+            Self::Embedded(path) => path.display().to_string(),
+            Self::Redis(url) => {
+                let url = url.expose();
+                let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+                let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+                authority.rsplit_once('@').map_or(authority, |(_, hosts)| hosts).to_owned()
+            }
+        }
+    }
+}
+
 /// Which store.
 #[derive(Debug, Clone)]
 pub enum StoreUrl {

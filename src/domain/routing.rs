@@ -279,6 +279,10 @@ pub struct AnswerRules {
 pub enum CandidateOrder {
     /// Lower priority number first; equals share by weight.
     Priority,
+    /// Every candidate stands first as often as its weight says, whatever its priority.
+    Weighted,
+    /// The highest offered price first; equals by priority, then by weight.
+    Price,
 }
 
 /// The product that leads belong to.

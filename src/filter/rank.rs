@@ -1,25 +1,27 @@
 //! The order in which candidates are tried.
 
+use std::cmp::Reverse;
+
 use crate::domain::id::{BuyerId, LeadId};
 use crate::domain::routing::{CandidateOrder, Offer};
 
-/// Sorts offers, given by index: lower priority number first. Among equals chance decides by weight, so that a buyer with
+/// Sorts offers, given by index, as the campaign's order says. Among equals chance decides by weight, so that a buyer with
 /// twice the weight stands first twice as often; weight 0 stands last.
 ///
-/// Chance is drawn from the ids of lead and buyer alone: fair over many leads, the same again for one lead (P10), and a
-/// buyer that comes or goes leaves the others in the order they had.
+/// Chance is drawn from the ids of lead and buyer alone: fair over many leads and over all gateways, the same again for one
+/// lead (P10), and a buyer that comes or goes leaves the others in the order they had.
 pub(super) fn sort(ranked: &mut [usize], order: CandidateOrder, offers: &[Offer], salts: &[u64], lead: LeadId) {
-    match order {
-        CandidateOrder::Priority => {
-            let seed = seed_of(lead);
-            ranked.sort_by_cached_key(|&index| {
-                let (priority, weight) =
-                    offers.get(index).map_or((u32::MAX, 0), |offer| (offer.priority, offer.weight));
-                let draw = unit(mix(seed ^ salts.get(index).copied().unwrap_or_default()));
-                (priority, weight == 0, waiting_time(draw, weight), index)
-            });
-        }
-    }
+    let seed = seed_of(lead);
+    ranked.sort_by_cached_key(|&index| {
+        let Some(offer) = offers.get(index) else { return (Reverse(0), u32::MAX, true, 0, index) };
+        let draw = unit(mix(seed ^ salts.get(index).copied().unwrap_or_default()));
+        let (price, priority) = match order {
+            CandidateOrder::Priority => (0, offer.priority),
+            CandidateOrder::Weighted => (0, 0),
+            CandidateOrder::Price => (offer.price.0, offer.priority),
+        };
+        (Reverse(price), priority, offer.weight == 0, waiting_time(draw, offer.weight), index)
+    });
 }
 
 /// A number per buyer, for [`sort`].

@@ -50,11 +50,15 @@ fn offer(buyer: Buyer, priority: u32, weight: u32) -> Offer {
 }
 
 fn compile(offers: Vec<Offer>) -> CompiledCampaign {
+    compile_in(CandidateOrder::Priority, offers)
+}
+
+fn compile_in(order: CandidateOrder, offers: Vec<Offer>) -> CompiledCampaign {
     CompiledCampaign::new(Arc::new(Campaign {
         id: CampaignId::new("solar").unwrap(),
         currency: Currency::new("USD").unwrap(),
         country: "US".into(),
-        order: CandidateOrder::Priority,
+        order,
         required: Vec::new(),
         idempotency_fields: Vec::new(),
         offers,
@@ -262,6 +266,50 @@ fn lower_priority_first_then_shares_by_weight_and_weight_zero_last() {
     let without_one = compile(vec![campaign.campaign().offers[1].clone(), campaign.campaign().offers[3].clone()]);
     let lead = lead(&[]);
     assert_eq!(without_one.filter(&lead, noon(), &nobody()).ranked[..], [1, 0]);
+}
+
+#[test]
+fn by_weight_alone_every_buyer_stands_first_as_often_as_its_weight_says() {
+    let open = |id: &str| buyer(id, BuyerFilter::default());
+    let campaign = compile_in(
+        CandidateOrder::Weighted,
+        vec![offer(open("one"), 9, 1), offer(open("zero"), 1, 0), offer(open("two"), 5, 2), offer(open("five"), 1, 5)],
+    );
+    let seed = seed();
+    let mut rng = StdRng::seed_from_u64(seed);
+    let (rounds, mut first) = (16_000, [0_usize; 4]);
+    for _ in 0..rounds {
+        let lead = Lead { id: LeadId::from_bytes(rng.random()), ..lead(&[]) };
+        let ranked = campaign.filter(&lead, noon(), &nobody()).ranked;
+        assert_eq!(ranked[3], 1, "weight 0 is the last of all");
+        first[ranked[0]] += 1;
+    }
+    for (index, expected) in [(0, 2_000_usize), (2, 4_000), (3, 10_000)] {
+        // Five standard deviations are 310 at most.
+        assert!(first[index].abs_diff(expected) <= 310, "seed {seed}: {first:?}");
+    }
+}
+
+#[test]
+fn by_price_the_dearest_comes_first_and_equals_keep_priority_and_weight() {
+    let open = |id: &str| buyer(id, BuyerFilter::default());
+    let at = |id: &str, price: i64, priority: u32, weight: u32| Offer {
+        price: Micros(price),
+        price_max: Micros(90_000_000),
+        ..offer(open(id), priority, weight)
+    };
+    let campaign = compile_in(
+        CandidateOrder::Price,
+        vec![
+            at("cheap", 24_999_999, 1, 100),
+            at("dear", 25_000_000, 9, 1),
+            at("dear-second", 25_000_000, 10, 100),
+            at("dearest", 25_000_001, 99, 1),
+        ],
+    );
+    for _ in 0..100 {
+        assert_eq!(campaign.filter(&lead(&[]), noon(), &nobody()).ranked[..], [3, 1, 2, 0]);
+    }
 }
 
 #[test]

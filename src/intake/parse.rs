@@ -206,6 +206,11 @@ fn refuse_deep(bytes: &[u8]) -> Result<(), Refusal> {
 }
 
 fn form(text: &str) -> Result<Sent, Refusal> {
+    // What curl and many a script send when nobody named the type. As a form it would be one long name, and every required
+    // field "missing".
+    if serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok_and(|_| text.trim_start().starts_with('{')) {
+        return Err(malformed("the body is JSON, its content type says form: send Content-Type: application/json"));
+    }
     let mut sent = Sent::new();
     let mut names = HashSet::new();
     for (name, value) in form_urlencoded::parse(text.as_bytes()) {

@@ -150,7 +150,7 @@ pub fn refused(refusal: &Refusal) -> Reply {
         ),
         Refusal::CampaignNotAllowed => plain(StatusCode::FORBIDDEN, "this key may not send leads to this campaign"),
         Refusal::UnknownCampaign => plain(StatusCode::NOT_FOUND, "there is no such campaign"),
-        Refusal::NotFound => plain(StatusCode::NOT_FOUND, "there is nothing here"),
+        Refusal::NotFound => plain(StatusCode::NOT_FOUND, "there is no such path, or no lead of yours with this id"),
         Refusal::MethodNotAllowed(allowed) => with(
             plain(StatusCode::METHOD_NOT_ALLOWED, "this path does not take this method"),
             ALLOW,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use capgate::domain::money::{Micros, Payout};
-use capgate::domain::routing::Throttle;
+use capgate::domain::routing::{CandidateOrder, Throttle};
 
 use crate::support::{HASH_ACME, HASH_OTHER, assert_keys, only_error, routing_of, with_buyer};
 
@@ -125,10 +125,20 @@ fn a_campaign_arrives_whole() {
 }
 
 #[test]
+fn the_order_of_a_campaign_is_one_of_three_words() {
+    for (word, order) in [
+        ("priority", CandidateOrder::Priority),
+        ("weighted", CandidateOrder::Weighted),
+        ("price", CandidateOrder::Price),
+    ] {
+        let (routing, _) = routing_of(&campaign(&format!("order = \"{word}\""), "")).expect("good");
+        assert_eq!(routing.campaigns["c"].order, order);
+    }
+}
+
+#[test]
 fn a_campaign_that_is_wrong_is_refused() {
     for (more, offer, key) in [
-        ("order = \"weighted\"", "", "order"),
-        ("order = \"price\"", "", "order"),
         ("order = \"random\"", "", "order"),
         ("sell_to = 2", "", "sell_to"),
         ("sell_to = 0", "", "sell_to"),

@@ -97,6 +97,12 @@ impl StressReport {
         self.errors.values().sum()
     }
 
+    /// Was no lead taken at all, as with a wrong key? Verdicts are words, refusals start with their HTTP status.
+    #[must_use]
+    pub fn is_all_refused(&self) -> bool {
+        !self.answers.is_empty() && self.answers.keys().all(|word| word.starts_with(|c: char| c.is_ascii_digit()))
+    }
+
     pub(super) fn timed(mut self, latencies: Vec<u64>, duration: Duration) -> Self {
         self.latency_us = Latency::of(latencies);
         self.duration_ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);

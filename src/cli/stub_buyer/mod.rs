@@ -103,7 +103,9 @@ pub struct StubBuyer {
 /// # Errors
 /// When the address cannot be listened on, or nothing can be printed.
 pub async fn run(args: StubBuyerArgs) -> io::Result<()> {
-    let listener = TcpListener::bind(args.listen).await?;
+    let listener = TcpListener::bind(args.listen)
+        .await
+        .map_err(|error| io::Error::new(error.kind(), format!("cannot listen on {}: {error}", args.listen)))?;
     let stub = StubBuyer::start(listener, args.paths, args.seed)?;
     writeln!(io::stdout(), "stub buyer on http://{}, counts at {STATS_PATH}", stub.addr())?;
     tokio::signal::ctrl_c().await

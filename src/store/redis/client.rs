@@ -381,6 +381,9 @@ fn meaning(error: &Error) -> StoreError {
 /// The error's text without what a server may quote of the arguments (P9).
 fn words(error: &Error) -> String {
     let said = error.details().split(", with args beginning with").next().unwrap_or_default();
+    // An error of the system comes in Rust's own notation: `Os { code: 111, kind: .., message: "Connection refused" }`.
+    let system = said.strip_prefix("Os {").and_then(|rest| rest.split_once("message: \""));
+    let said = system.and_then(|(_, message)| message.split('"').next()).unwrap_or(said);
     said.chars().take(200).collect()
 }
 
