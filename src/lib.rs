@@ -16,6 +16,7 @@ pub mod forward;
 pub mod intake;
 pub mod lease;
 pub mod ledger;
+pub mod openapi;
 pub mod pipeline;
 pub mod settle;
 pub mod shutdown;

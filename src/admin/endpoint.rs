@@ -13,13 +13,15 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use super::reply::{self, Refusal};
-use super::{AdminDesk, read_place};
+use super::{AdminDesk, AdminError, read_place};
 use crate::domain::id::{BuyerId, CapId, LeadId};
 use crate::domain::routing::Secret;
 use crate::intake::auth::bearer_token;
 use crate::intake::body::{Body, BodyFault};
 use crate::intake::server::{Handler, Reply};
+use crate::intake::wire::HeadFault;
 use crate::ledger::AttemptPlace;
+use crate::openapi;
 
 /// Largest body.
 pub(super) const BODY_BYTES_MAX: usize = 4_096;
@@ -38,6 +40,7 @@ pub(super) struct Endpoint {
 }
 
 enum Route<'a> {
+    OpenApi,
     Health,
     Readiness,
     Metrics,
@@ -70,8 +73,12 @@ impl Handler for Endpoint {
         self.answer(&head, body).await.unwrap_or_else(|refusal| reply::refused(&refusal))
     }
 
-    fn refuse_head(&self) -> Reply {
-        reply::refused(&Refusal::Malformed("the request can be read in more than one way"))
+    fn refuse_head(&self, fault: HeadFault) -> Reply {
+        reply::refused(&match fault {
+            HeadFault::Malformed => Refusal::Malformed("the request is no HTTP/1.1, or can be read in two ways"),
+            HeadFault::TooLarge => Refusal::HeadTooLarge,
+            HeadFault::TimedOut => Refusal::HeadTimeout,
+        })
     }
 }
 
@@ -86,13 +93,14 @@ impl Endpoint {
             // Only who may ask learns which paths there are.
             return Err(self.authorize(&head.headers).err().unwrap_or(Refusal::NotFound));
         };
-        if !matches!(route, Route::Health | Route::Readiness) {
+        if !matches!(route, Route::OpenApi | Route::Health | Route::Readiness) {
             self.authorize(&head.headers)?;
         }
         if head.method != method {
             return Err(Refusal::MethodNotAllowed(if method == Method::GET { "GET" } else { "POST" }));
         }
         match route {
+            Route::OpenApi => Ok(openapi::reply()),
             Route::Health => Ok(reply::text("text/plain; charset=utf-8", "ok".to_owned())),
             Route::Readiness => {
                 let checks = tokio::time::timeout(READINESS_WITHIN, self.desk.readiness()).await;
@@ -110,7 +118,7 @@ impl Endpoint {
             }
             Route::Lead(lead) => {
                 let found = in_time(self.desk.lead(lead_id(lead)?)).await??;
-                found.map(|value| reply::done(&value)).ok_or(Refusal::NotFound)
+                found.map(|value| reply::done(&value)).ok_or(Refusal::Desk(AdminError::NotFound))
             }
             Route::Pause { buyer, is_paused } => {
                 let buyer = buyer_id(buyer)?;
@@ -158,6 +166,7 @@ impl Endpoint {
 fn route(path: &str) -> Option<(Route<'_>, Method)> {
     let parts: Vec<&str> = path.strip_prefix('/')?.splitn(5, '/').collect();
     Some(match parts[..] {
+        ["openapi.json"] => (Route::OpenApi, Method::GET),
         ["healthz"] => (Route::Health, Method::GET),
         ["readyz"] => (Route::Readiness, Method::GET),
         ["metrics"] => (Route::Metrics, Method::GET),
@@ -195,11 +204,11 @@ fn after(uri: &Uri) -> Result<Option<AttemptPlace>, Refusal> {
 
 /// What is no id names nobody.
 fn buyer_id(text: &str) -> Result<BuyerId, Refusal> {
-    BuyerId::new(text).map_err(|_| Refusal::NotFound)
+    BuyerId::new(text).map_err(|_| Refusal::Desk(AdminError::NotFound))
 }
 
 fn lead_id(text: &str) -> Result<LeadId, Refusal> {
-    text.parse().map_err(|_| Refusal::NotFound)
+    text.parse().map_err(|_| Refusal::Desk(AdminError::NotFound))
 }
 
 async fn resolution(body: &mut Body) -> Result<Resolution, Refusal> {
@@ -212,4 +221,48 @@ async fn resolution(body: &mut Body) -> Result<Resolution, Refusal> {
     let is_object = body.trim_ascii_start().starts_with(b"{");
     let shape = Refusal::Malformed(r#"send {"buyer":"...","outcome":"accepted"} or "declined""#);
     if is_object { serde_json::from_slice(&body).map_err(|_| shape) } else { Err(shape) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_document_has_every_route_and_every_operation_has_a_route() {
+        let operation = |route: &Route<'_>| match route {
+            Route::OpenApi => "getOpenApi",
+            Route::Health => "getHealth",
+            Route::Readiness => "getReadiness",
+            Route::Metrics => "getMetrics",
+            Route::Caps => "getCaps",
+            Route::CapLeads => "getCapLeads",
+            Route::Lead(_) => "getLead",
+            Route::Pause { is_paused: true, .. } => "pauseBuyer",
+            Route::Pause { is_paused: false, .. } => "resumeBuyer",
+            Route::Doubts(_) => "getDoubts",
+            Route::Resolve(_) => "resolveLead",
+            Route::Reload => "reloadRouting",
+            Route::Reconcile => "reconcile",
+        };
+        let routed = openapi::tests::operations("admin", |method, path| {
+            let (route, needed) = route(path)?;
+            (needed == method).then(|| operation(&route))
+        });
+        let own = [
+            "getCapLeads",
+            "getCaps",
+            "getDoubts",
+            "getHealth",
+            "getMetrics",
+            "getReadiness",
+            "pauseBuyer",
+            "reconcile",
+            "reloadRouting",
+            "resolveLead",
+            "resumeBuyer",
+        ];
+        assert_eq!(routed, own);
+        // Two that both listeners have stand under the publishers' tag.
+        assert!(route(openapi::PATH).is_some() && route("/v1/leads/x").is_some());
+    }
 }

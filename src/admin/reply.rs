@@ -23,6 +23,10 @@ pub(super) enum Refusal {
     NotFound,
     /// The path is known, the method is not.
     MethodNotAllowed(&'static str),
+    /// The head did not come in time.
+    HeadTimeout,
+    /// The head is larger than any that is read.
+    HeadTooLarge,
     /// The body is larger than anything that is asked for here.
     TooLarge,
     /// The body did not come in time.
@@ -86,6 +90,13 @@ pub(super) fn refused(refusal: &Refusal) -> Reply {
             HeaderValue::from_static(allowed),
         ),
         Refusal::TooLarge => problem(StatusCode::PAYLOAD_TOO_LARGE, "too_large", "the body is too large", &[]),
+        Refusal::HeadTimeout => {
+            problem(StatusCode::REQUEST_TIMEOUT, "request_timeout", "the head did not come in time", &[])
+        }
+        Refusal::HeadTooLarge => {
+            let detail = "the head is too large or has too many fields";
+            problem(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "too_large", detail, &[])
+        }
         Refusal::BodyTimeout => {
             problem(StatusCode::REQUEST_TIMEOUT, "request_timeout", "the body did not come in time", &[])
         }

@@ -14,12 +14,14 @@ use super::parse::{self, BodyType};
 use super::refusal::Refusal;
 use super::server::{Handler, Reply};
 use super::throttle::{Asked, Throttles};
+use super::wire::HeadFault;
 use super::{LeadAnswer, LeadDesk, Submitted, auth, check, reply};
 use crate::config::IntakeConfig;
 use crate::domain::id::{CampaignId, LeadId};
 use crate::domain::lead::Lead;
 use crate::domain::routing::{Campaign, Publisher, Routing};
 use crate::domain::signature::SigningKey;
+use crate::openapi;
 use crate::telemetry::Telemetry;
 
 /// The publisher API.
@@ -36,6 +38,7 @@ pub struct Endpoint {
 enum Route<'a> {
     PostLead { campaign: &'a str },
     GetLead { lead: &'a str },
+    GetOpenApi,
 }
 
 impl Handler for Endpoint {
@@ -44,13 +47,18 @@ impl Handler for Endpoint {
         let answered = match route(&head.method, &head.uri) {
             Ok(Route::PostLead { campaign }) => self.post_lead(campaign, &head, body, since).await,
             Ok(Route::GetLead { lead }) => self.get_lead(lead, &head).await,
+            Ok(Route::GetOpenApi) => Ok(openapi::reply()),
             Err(refusal) => Err(refusal),
         };
         answered.unwrap_or_else(|refusal| self.refuse(&refusal))
     }
 
-    fn refuse_head(&self) -> Reply {
-        self.refuse(&Refusal::Malformed("the request can be read in more than one way".into()))
+    fn refuse_head(&self, fault: HeadFault) -> Reply {
+        self.refuse(&match fault {
+            HeadFault::Malformed => Refusal::Malformed("the request is no HTTP/1.1, or can be read in two ways".into()),
+            HeadFault::TooLarge => Refusal::HeadTooLarge,
+            HeadFault::TimedOut => Refusal::HeadTimeout,
+        })
     }
 }
 
@@ -152,6 +160,9 @@ impl Endpoint {
 }
 
 fn route<'a>(method: &Method, uri: &'a Uri) -> Result<Route<'a>, Refusal> {
+    if uri.path() == openapi::PATH {
+        return if *method == Method::GET { Ok(Route::GetOpenApi) } else { Err(Refusal::MethodNotAllowed("GET")) };
+    }
     let mut parts = uri.path().strip_prefix("/v1/").ok_or(Refusal::NotFound)?.split('/');
     match (parts.next(), parts.next(), parts.next(), parts.next()) {
         (Some("campaigns"), Some(campaign), Some("leads"), None) if *method == Method::POST => {
@@ -262,6 +273,20 @@ fn preferred_wait(headers: &HeaderMap) -> Option<Duration> {
 mod tests {
     use super::*;
     use http::HeaderValue;
+
+    #[test]
+    fn the_document_has_every_route_and_every_operation_has_a_route() {
+        let operation = |route: &Route<'_>| match route {
+            Route::PostLead { .. } => "postLead",
+            Route::GetLead { .. } => "getLead",
+            Route::GetOpenApi => "getOpenApi",
+        };
+        let routed = openapi::tests::operations("publisher", |method, path| {
+            let uri = path.parse().unwrap();
+            route(&method, &uri).ok().map(|route| operation(&route))
+        });
+        assert_eq!(routed, ["getLead", "getOpenApi", "postLead"]);
+    }
 
     #[test]
     fn preferences_are_read_as_the_rfc_has_them() {

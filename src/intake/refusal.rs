@@ -33,6 +33,10 @@ pub enum Refusal {
     NotFound,
     /// The path is known, the method is not; lists those that are.
     MethodNotAllowed(&'static str),
+    /// The head did not come in time.
+    HeadTimeout,
+    /// The head is larger than any that is read.
+    HeadTooLarge,
     /// The body did not come in time.
     BodyTimeout,
     /// The body is larger than allowed.
@@ -83,8 +87,8 @@ impl Refusal {
             Self::UnknownCampaign => "unknown_campaign",
             Self::NotFound => "not_found",
             Self::MethodNotAllowed(_) => "method_not_allowed",
-            Self::BodyTimeout => "request_timeout",
-            Self::TooLarge { .. } => "too_large",
+            Self::HeadTimeout | Self::BodyTimeout => "request_timeout",
+            Self::HeadTooLarge | Self::TooLarge { .. } => "too_large",
             Self::UnsupportedMediaType(_) => "unsupported_media_type",
             Self::InvalidLead(_) => "invalid_lead",
             Self::IdempotencyKeyReused => "idempotency_key_reused",

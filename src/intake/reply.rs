@@ -156,6 +156,10 @@ pub fn refused(refusal: &Refusal) -> Reply {
             ALLOW,
             HeaderValue::from_static(allowed),
         ),
+        Refusal::HeadTimeout => plain(StatusCode::REQUEST_TIMEOUT, "the head did not come in time"),
+        Refusal::HeadTooLarge => {
+            plain(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "the head is too large or has too many fields")
+        }
         Refusal::BodyTimeout => plain(StatusCode::REQUEST_TIMEOUT, "the body did not come in time"),
         Refusal::TooLarge { bytes_max } => {
             plain(StatusCode::PAYLOAD_TOO_LARGE, &format!("the body is larger than {bytes_max} bytes"))

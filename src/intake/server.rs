@@ -3,8 +3,9 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -22,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::body::Body;
-use super::wire::{Framing, HEAD_BYTES_MAX, Patience, Socket, Wire};
+use super::wire::{Framing, HEAD_BYTES_MAX, HeadFault, Patience, RefuseHead, Socket, Wire};
 
 /// Most header fields of one request.
 const HEADERS_MAX: usize = 64;
@@ -37,8 +38,8 @@ pub trait Handler: Send + Sync + 'static {
     /// Answers one request. A body that is left unread is thrown away or costs the connection.
     fn handle(&self, head: Parts, body: &mut Body) -> impl Future<Output = Reply> + Send;
 
-    /// Answers a request whose head can be read in two ways; its connection is closed.
-    fn refuse_head(&self) -> Reply;
+    /// Answers a head that is no request; its connection is closed.
+    fn refuse_head(&self, fault: HeadFault) -> Reply;
 }
 
 /// Bounds of a server.
@@ -62,6 +63,10 @@ pub async fn run<H: Handler>(listener: TcpListener, limits: Limits, handler: Arc
     let permits = Arc::new(Semaphore::new(limits.connections_max));
     let tracker = TaskTracker::new();
     let cut = CancellationToken::new();
+    let refuse: RefuseHead = {
+        let handler = Arc::clone(&handler);
+        Arc::new(move |fault| last_words(handler.refuse_head(fault)))
+    };
     let mut pause = ACCEPT_PAUSE.0;
     loop {
         let accepted = tokio::select! {
@@ -72,7 +77,8 @@ pub async fn run<H: Handler>(listener: TcpListener, limits: Limits, handler: Arc
         match accepted {
             Ok((stream, permit)) => {
                 pause = ACCEPT_PAUSE.0;
-                let connection = serve_connection(stream, limits, Arc::clone(&handler), stop.clone());
+                let connection =
+                    serve_connection(stream, limits, Arc::clone(&handler), Arc::clone(&refuse), stop.clone());
                 let cut = cut.clone();
                 tracker.spawn(async move {
                     cut.run_until_cancelled_owned(connection).await;
@@ -115,12 +121,38 @@ fn is_about_one_connection(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
 }
 
-async fn serve_connection<H: Handler>(stream: TcpStream, limits: Limits, handler: Arc<H>, stop: CancellationToken) {
+/// The last answer on a connection, as bytes.
+fn last_words(reply: Reply) -> Vec<u8> {
+    let (head, mut body) = reply.into_parts();
+    let frame = Pin::new(&mut body).poll_frame(&mut Context::from_waker(Waker::noop()));
+    // Cannot fail because the body is one piece that is here already.
+    let body = match frame {
+        Poll::Ready(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
+        _ => Bytes::new(),
+    };
+    let mut bytes =
+        format!("HTTP/1.1 {}\r\nconnection: close\r\ncontent-length: {}\r\n", head.status, body.len()).into_bytes();
+    for (name, value) in &head.headers {
+        bytes.extend([name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"].concat());
+    }
+    bytes.extend_from_slice(b"\r\n");
+    bytes.extend_from_slice(&body);
+    bytes
+}
+
+async fn serve_connection<H: Handler>(
+    stream: TcpStream,
+    limits: Limits,
+    handler: Arc<H>,
+    refuse: RefuseHead,
+    stop: CancellationToken,
+) {
     // Without it a small answer can wait 40 ms for an acknowledgement.
     if stream.set_nodelay(true).is_err() {
         return;
     }
-    let (socket, wire) = Socket::new(stream, Patience { head: limits.header_timeout, idle: limits.idle_timeout });
+    let patience = Patience { head: limits.header_timeout, idle: limits.idle_timeout };
+    let (socket, wire) = Socket::new(stream, patience, refuse);
     let service = service_fn(|request: Request<Incoming>| {
         let (handler, wire, stop) = (Arc::clone(&handler), Arc::clone(&wire), stop.clone());
         async move { Ok::<_, Infallible>(serve_request(request, &*handler, &wire, limits, &stop).await) }
@@ -158,7 +190,7 @@ async fn serve_request<H: Handler>(
         reply
     } else {
         body.spoil();
-        handler.refuse_head()
+        handler.refuse_head(HeadFault::Malformed)
     };
     wire.end(body.is_read());
     if !body.is_read() || stop.is_cancelled() {

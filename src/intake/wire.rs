@@ -55,6 +55,20 @@ pub enum Framing {
     Chunked,
 }
 
+/// Why a head was refused before there was a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeadFault {
+    /// It is not HTTP, or can be read in more than one way.
+    Malformed,
+    /// It passed [`HEAD_BYTES_MAX`], or has too many fields.
+    TooLarge,
+    /// It did not come in time.
+    TimedOut,
+}
+
+/// Makes the whole answer, as bytes of HTTP/1.1, to a head that was refused.
+pub type RefuseHead = Arc<dyn Fn(HeadFault) -> Vec<u8> + Send + Sync>;
+
 #[derive(Debug)]
 struct State {
     expect: Expect,
@@ -66,6 +80,8 @@ struct State {
     is_overlong: bool,
     /// A request is being answered.
     is_busy: bool,
+    /// A request was answered and nothing of its answer was written yet.
+    is_answer_due: bool,
     /// Requests begun.
     requests: u64,
     /// Bytes that were not looked at may be waiting in the library's buffer: no request may begin any more.
@@ -87,6 +103,7 @@ impl Wire {
             seen: None,
             is_overlong: false,
             is_busy: false,
+            is_answer_due: false,
             requests: 0,
             is_spoiled: false,
             is_stopping: false,
@@ -114,6 +131,7 @@ impl Wire {
     pub fn end(&self, is_body_read: bool) {
         let mut state = self.0.lock();
         state.is_busy = false;
+        state.is_answer_due = true;
         match state.expect {
             // The last chunk and its trailers end with an empty line. If the last bytes handed over do too, nothing of a
             // next head lies in the library's buffer except whole heads, which `begin` refuses as unseen.
@@ -237,8 +255,17 @@ fn has_one_reading(head: &[u8]) -> bool {
     lengths + codings <= 1
 }
 
+/// What the library answers by itself to a head that it cannot read: an error without a body. An answer of ours goes out in its
+/// place, so that no refusal is without words.
+fn fault_of(written: &[u8]) -> Option<HeadFault> {
+    match written.strip_prefix(b"HTTP/1.1 ")?.get(..3)? {
+        b"414" | b"431" => Some(HeadFault::TooLarge),
+        [b'4' | b'5', ..] => Some(HeadFault::Malformed),
+        _ => None,
+    }
+}
+
 /// A TCP stream that keeps the rules of this module.
-#[derive(Debug)]
 pub struct Socket {
     stream: TcpStream,
     wire: Arc<Wire>,
@@ -249,11 +276,20 @@ pub struct Socket {
     read_deadline: Pin<Box<Sleep>>,
     write_deadline: Option<Pin<Box<Sleep>>>,
     lingering: Option<(usize, Pin<Box<Sleep>>)>,
+    refuse: RefuseHead,
+    /// Being written in place of the library's answer, and how much of it is.
+    instead: Option<(Vec<u8>, usize)>,
+}
+
+impl std::fmt::Debug for Socket {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Socket").field("stream", &self.stream).field("wire", &self.wire).finish_non_exhaustive()
+    }
 }
 
 impl Socket {
     /// Wraps an accepted stream.
-    pub fn new(stream: TcpStream, patience: Patience) -> (Self, Arc<Wire>) {
+    pub fn new(stream: TcpStream, patience: Patience, refuse: RefuseHead) -> (Self, Arc<Wire>) {
         let wire = Arc::new(Wire::new());
         let socket = Self {
             stream,
@@ -264,6 +300,8 @@ impl Socket {
             read_deadline: Box::pin(tokio::time::sleep(patience.head)),
             write_deadline: None,
             lingering: None,
+            refuse,
+            instead: None,
         };
         (socket, wire)
     }
@@ -295,7 +333,36 @@ impl Socket {
             return Poll::Pending;
         }
         ready!(self.read_deadline.as_mut().poll(cx));
+        if matches!(wait, Some(Wait::Head(_))) && self.write_deadline.is_none() {
+            // The library knows of no request yet and would close without a word. A peer whose window has no room for a
+            // few hundred bytes gets none.
+            let _ = self.stream.try_write(&(self.refuse)(HeadFault::TimedOut));
+        }
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+
+    /// Writes an answer of ours where the library begins one of its own, `bytes` long; `None` when it does not.
+    fn poll_instead(&mut self, start: &[u8], bytes: usize, cx: &mut Context<'_>) -> Option<Poll<io::Result<usize>>> {
+        if self.instead.is_none() {
+            let is_ours = {
+                let mut state = self.wire.0.lock();
+                std::mem::take(&mut state.is_answer_due) || state.is_busy
+            };
+            let fault = if is_ours { None } else { fault_of(start) };
+            self.instead = Some(((self.refuse)(fault?), 0));
+        }
+        while let Some((answer, written)) = &mut self.instead {
+            match Pin::new(&mut self.stream).poll_write(cx, &answer[*written..]) {
+                Poll::Ready(Ok(more)) if more > 0 => *written += more,
+                Poll::Ready(Ok(_)) => return Some(Poll::Ready(Err(io::ErrorKind::WriteZero.into()))),
+                Poll::Ready(Err(error)) => return Some(Poll::Ready(Err(error))),
+                Poll::Pending => return Some(Poll::Pending),
+            }
+            if *written == answer.len() {
+                self.instead = None;
+            }
+        }
+        Some(Poll::Ready(Ok(bytes)))
     }
 
     /// A peer that does not read its answers is let go (F57).
@@ -345,7 +412,8 @@ impl AsyncRead for Socket {
 
 impl AsyncWrite for Socket {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write(cx, buf);
+        let instead = self.poll_instead(buf, buf.len(), cx);
+        let written = instead.unwrap_or_else(|| Pin::new(&mut self.stream).poll_write(cx, buf));
         self.poll_stalled(written, cx)
     }
 
@@ -354,7 +422,9 @@ impl AsyncWrite for Socket {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        let (start, bytes) = (bufs.first().map_or(&[][..], |first| &**first), bufs.iter().map(|buf| buf.len()).sum());
+        let instead = self.poll_instead(start, bytes, cx);
+        let written = instead.unwrap_or_else(|| Pin::new(&mut self.stream).poll_write_vectored(cx, bufs));
         self.poll_stalled(written, cx)
     }
 

@@ -1,5 +1,6 @@
 //! Full caps, lowered limits, newer routings and overdue leads: what stands between a buyer and one lead too many.
 
+#[cfg(feature = "server-tests")]
 use std::fmt::Write as _;
 use std::time::Duration;
 
@@ -298,7 +299,7 @@ mod servers {
         assert_eq!(answer, "declined");
         assert!(capped > 2, "the buyer was full for a while: {capped}");
         // The memory's 200 ms, and a slow machine's time for one POST.
-        assert!(seen < came_back + Duration::from_millis(200 + 1_500), "seen {:?} later", seen - came_back);
+        assert!(seen < came_back + Duration::from_millis(200 + 5_000), "seen {:?} later", seen - came_back);
         let remembered = metric(&here, "capgate_lease_total{buyer=\"sunco\",result=\"remembered_full\"}").await;
         assert!(remembered >= 1.0);
         here.app.shut_down().await;

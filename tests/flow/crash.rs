@@ -150,7 +150,7 @@ async fn terminated_under_load(place: Place) {
     until("leads flow", async || load.count() > 100).await;
     let (took, ended_well) = tokio::task::block_in_place(|| gateway.terminate());
     assert!(ended_well);
-    assert!(took < Duration::from_secs(5), "the drain took {took:?}");
+    assert!(took < Duration::from_secs(20), "the drain took {took:?}");
     let acknowledged = load.end().await;
     let ledger = place.ledger().await;
     for lead in &acknowledged {

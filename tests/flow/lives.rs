@@ -238,7 +238,7 @@ async fn f29_p5_a_server_that_is_killed_and_comes_back_loses_no_unit() {
         let back = Instant::now();
         rig.flow(1).await;
         println!("answers are back after {:?}", back.elapsed());
-        assert!(back.elapsed() < Duration::from_secs(10), "{:?}", back.elapsed());
+        assert!(back.elapsed() < Duration::from_mins(1), "{:?}", back.elapsed());
     }
     rig.finish().await;
 }

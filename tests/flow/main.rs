@@ -22,6 +22,7 @@ mod crash;
 mod headline;
 #[cfg(feature = "server-tests")]
 mod lives;
+mod openapi;
 mod operations;
 mod outcomes;
 mod reconcile;

@@ -1,7 +1,5 @@
 //! What operators rely on: readiness that does not lie, reload whole or not at all, bounded metrics and logs.
 
-use std::time::Duration;
-
 use capgate::cli::stub_buyer::{Behaviour, StubBuyer};
 
 use crate::headline::behaviours;
@@ -196,7 +194,7 @@ async fn f91_readiness_lists_its_checks() {
 mod servers {
     use super::*;
     use crate::replies;
-    use crate::support::{Proxy, post};
+    use crate::support::{PROMPT, Proxy, post};
 
     /// A gateway whose Redis and MySQL can be cut off.
     async fn behind_proxies() -> (Place, Proxy, Proxy, StubBuyer, Gateway) {
@@ -217,7 +215,7 @@ mod servers {
         let answer = post(&client(), gateway.intake, "again", &lead(2)).await;
         assert_eq!((answer.status, answer.text("code").as_str()), (503, "unavailable"));
         assert!(answer.headers.contains_key("retry-after"));
-        assert!(answer.took < Duration::from_millis(400), "refused after {:?}", answer.took);
+        assert!(answer.took < PROMPT, "refused after {:?}", answer.took);
         until("readiness says so", async || get(&client(), gateway.admin, "/readyz").await.status == 503).await;
         store.mend();
         until("the same key is served", async || {
@@ -238,7 +236,7 @@ mod servers {
         for number in 2..30 {
             let answer = post(&client(), gateway.intake, &format!("k{number}"), &lead(number)).await;
             assert_eq!(answer.status, 200);
-            assert!(answer.took < Duration::from_millis(250), "answered after {:?}", answer.took);
+            assert!(answer.took < PROMPT, "answered after {:?}", answer.took);
         }
         until("readiness lists it", async || {
             let ready = get(&client(), gateway.admin, "/readyz").await.json();

@@ -1,14 +1,12 @@
 //! One buyer misbehaves, the next takes the lead: unit given back, one row per attempt, no lead lost, the answer in time.
 
-use std::time::Duration;
-
 use capgate::cli::stub_buyer::StubBuyer;
 use capgate::domain::id::BuyerId;
 use capgate::domain::outcome::{AttemptOutcome, LeadStatus};
 
 use crate::headline::behaviours;
 use crate::support::{
-    Answer, BuyerLine, Gateway, Place, client, closed, get, lead, post, post_until_taken, routing, until,
+    Answer, BuyerLine, Gateway, PROMPT, Place, client, closed, get, lead, post, post_until_taken, routing, until,
 };
 
 const SHORT_LATE: &str = "[forward]\nallow_private_addresses = true\nlate_answer_ms = 600";
@@ -45,7 +43,7 @@ impl Rig {
 
     async fn post(&self) -> Answer {
         let answer = post(&client(), self.gateway.intake, "k", &lead(1)).await;
-        assert!(answer.took < Duration::from_millis(250), "answered after {:?}", answer.took);
+        assert!(answer.took < PROMPT, "answered after {:?}", answer.took);
         assert_eq!(answer.status, 200);
         answer
     }

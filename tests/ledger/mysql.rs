@@ -254,7 +254,7 @@ async fn what_is_wrong_with_the_connection_is_said_without_the_password() {
         let error = MysqlLedger::connect(&Secret::new(&url), 4).await.unwrap_err();
         assert!(error.to_string().contains(word), "{url}: {error}");
         assert!(!error.to_string().contains("canary"), "{error}");
-        assert!(started.elapsed() < Duration::from_secs(5), "{url}");
+        assert!(started.elapsed() < Duration::from_mins(1), "{url}");
     }
 }
 

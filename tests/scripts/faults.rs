@@ -82,7 +82,7 @@ async fn f19_f20_no_answer_is_no_grant_and_whatever_happened_is_found_by_asking_
     let started = Instant::now();
     let reply = store.take(&call).await;
     assert!(matches!(reply, Err(StoreError::MaybeDone(_))), "{reply:?}");
-    assert!(started.elapsed() < Duration::from_secs(2), "two tries, each bounded: {:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_millis(2_900), "two tries, each bounded: {:?}", started.elapsed());
     proxy.hold_replies(Duration::ZERO);
     eventually("the store answers again", || async {
         store.counters(&[]).await.is_ok() && store.take(&call).await.is_ok()
@@ -217,7 +217,7 @@ async fn f27_a_stalled_server_holds_nobody_longer_than_two_tries_and_late_takes_
         }
     })
     .await;
-    assert!(started.elapsed() < Duration::from_millis(1500), "{:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_millis(1_950), "{:?}", started.elapsed());
     assert!(replies.iter().all(|reply| matches!(reply, Err(StoreError::MaybeDone(_) | StoreError::NotDone(_)))));
     eventually("the server answers again", || async {
         let nothing = take(&*store, LeadId::generate(), vec![]);

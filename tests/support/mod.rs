@@ -19,6 +19,7 @@ use serde_json::Value;
 
 mod outage;
 
+#[cfg(feature = "server-tests")]
 pub use outage::Proxy;
 
 /// SHA-256 of `test-key-acme`, the key of publisher `acme` in test routings.
@@ -268,6 +269,9 @@ impl Drop for Process {
 
 /// How long anything may take. What a test waits for must come, not come soon: a busy machine is no failure.
 pub const PATIENCE: Duration = Duration::from_mins(3);
+
+/// How long an answer may take that waits for nothing: a busy machine's time. What hangs takes longer.
+pub const PROMPT: Duration = Duration::from_secs(5);
 
 /// Polls until it holds, or panics.
 pub async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {

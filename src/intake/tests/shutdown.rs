@@ -17,7 +17,7 @@ async fn f85_idle_clients_go_at_once_and_a_lead_under_way_is_answered() {
     let mut idle = intake.connect().await;
     idle.send(&good()).await;
     assert_eq!(idle.answer().await.unwrap().status, 200);
-    *intake.desk.say.lock() = Say::SoldAfter(Duration::from_millis(1_500));
+    *intake.desk.say.lock() = Say::SoldAfter(Duration::from_secs(4));
     let mut busy = intake.connect().await;
     busy.send(&good()).await;
     until("the lead under way", || intake.leads() == 2).await;
@@ -26,12 +26,12 @@ async fn f85_idle_clients_go_at_once_and_a_lead_under_way_is_answered() {
     intake.stop.cancel();
     assert!(fresh.is_closed().await);
     assert!(idle.is_closed().await);
-    assert!(since.elapsed() < Duration::from_secs(1), "idle clients were held for {:?}", since.elapsed());
+    assert!(since.elapsed() < Duration::from_secs(3), "idle clients were held for {:?}", since.elapsed());
     let answer = busy.answer().await.expect("a lead under way was cut");
     assert_eq!((answer.status, answer.header("connection")), (200, Some("close")));
     assert!(busy.is_closed().await);
     tokio::time::timeout(PATIENCE, intake.served).await.expect("the server does not end").unwrap();
-    assert!(since.elapsed() < Duration::from_secs(5));
+    assert!(since.elapsed() < PATIENCE / 2);
     assert!(tokio::net::TcpStream::connect(intake.address).await.is_err(), "still accepting");
 }
 
@@ -66,7 +66,7 @@ async fn f85_the_drain_has_an_end() {
     let since = Instant::now();
     intake.stop.cancel();
     tokio::time::timeout(PATIENCE, intake.served).await.expect("the drain never ends").unwrap();
-    assert!(since.elapsed() >= drain && since.elapsed() < Duration::from_secs(3));
+    assert!(since.elapsed() >= drain && since.elapsed() < PATIENCE / 2);
     assert!(busy.is_closed().await);
 }
 

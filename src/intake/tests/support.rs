@@ -351,6 +351,13 @@ impl Client {
         Some(Answer { status, headers, body })
     }
 
+    /// Did the server give up on a head that did not come, and say so?
+    pub(crate) async fn is_told_off(&mut self) -> bool {
+        let answer = self.answer().await.expect("closed without a word");
+        assert_eq!((answer.status, answer.code().as_str()), (408, "request_timeout"));
+        self.is_closed().await
+    }
+
     /// Did the server close, with nothing more to say?
     pub(crate) async fn is_closed(&mut self) -> bool {
         self.answer().await.is_none()
