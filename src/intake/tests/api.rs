@@ -97,7 +97,9 @@ async fn every_refusal_is_a_problem_and_reaches_no_desk() {
     assert_eq!(intake.leads(), 0, "a refused request reached the desk");
     let page = intake.telemetry.render();
     assert!(page.contains("capgate_intake_refused_total{code=\"unauthorized\"} 3\n"));
-    assert!(intake.refused("too_large") && intake.refused("invalid_lead") && intake.refused("campaign_not_allowed"));
+    for code in ["too_large", "invalid_lead", "campaign_not_allowed"] {
+        assert_eq!(intake.refused(code), 1, "{code}");
+    }
 }
 
 #[tokio::test]

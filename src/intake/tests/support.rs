@@ -256,8 +256,11 @@ impl Intake {
         self.desk.handed.lock().last().cloned().expect("no lead was handed in")
     }
 
-    pub(crate) fn refused(&self, code: &str) -> bool {
-        self.telemetry.render().contains(&format!("capgate_intake_refused_total{{code=\"{code}\"}} 1\n"))
+    /// How many requests were counted as refused for this reason.
+    pub(crate) fn refused(&self, code: &str) -> u64 {
+        let page = self.telemetry.render();
+        let series = format!("capgate_intake_refused_total{{code=\"{code}\"}} ");
+        page.lines().find_map(|line| line.strip_prefix(&series)).expect("a series").parse().expect("a number")
     }
 }
 
