@@ -344,10 +344,38 @@ async fn join(gateway: &Gateway, memory: &mut Memory, found: &[Found]) {
         tracing::warn!("another server has the newer data: looking for it");
         gateway.store.reconnect().await;
     }
-    if !lives.is_empty()
-        && let Err(error) = gateway.store.join(&lives).await
-    {
+    if lives.is_empty() {
+        return;
+    }
+    let_known_leases_go(gateway, &lives).await;
+    if let Err(error) = gateway.store.join(&lives).await {
         gateway.note_store_error(&error);
+    }
+}
+
+/// A lease whose end reached the old data and the books, but whose owner was cut off from the answer, must not be restated as
+/// open: ended once more, it would be counted once more by the counter that is seeded from books and journal together, and a
+/// unit of the cap would be missing until the next reconciliation (P2). Nothing of an old journal is settled after its life was
+/// raised, so what the books know now is all that they will ever know of it.
+async fn let_known_leases_go(gateway: &Gateway, lives: &[(Partition, Life)]) {
+    let partitions: Vec<Partition> = lives.iter().map(|(partition, _)| *partition).collect();
+    let held = gateway.store.held_leases(&partitions);
+    if held.is_empty() {
+        return;
+    }
+    let known = match gateway.ledger.attempted(&held).await {
+        Ok(known) => known,
+        // Restated then: the unit counts as used until the next reconciliation.
+        Err(error) => return gateway.status.lives_failed(&error),
+    };
+    for key in known {
+        let home = Partition::of(key.buyer.as_str(), gateway.store.partitions());
+        let life = lives.iter().find(|(partition, _)| *partition == home).map(|(_, life)| *life).unwrap_or_default();
+        // Older data may have it as open, too.
+        match gateway.store.forget_lease(life, &key).await {
+            Ok(()) => gateway.store.let_lease_go(&key),
+            Err(error) => return gateway.note_store_error(&error),
+        }
     }
 }
 

@@ -13,6 +13,8 @@ mod replies;
 mod bad_input;
 mod caps;
 #[cfg(feature = "server-tests")]
+mod clocks;
+#[cfg(feature = "server-tests")]
 mod cluster;
 #[cfg(feature = "server-tests")]
 #[allow(dead_code, reason = "each test binary uses its own part")]
@@ -36,3 +38,8 @@ mod resolve;
 mod server;
 #[cfg(feature = "server-tests")]
 mod soak;
+#[cfg(feature = "server-tests")]
+mod strained;
+#[cfg(feature = "server-tests")]
+mod store_setup;
+mod zones;

@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use fred::error::{Error, ErrorKind};
-use fred::interfaces::{ClientLike, LuaInterface};
+use fred::interfaces::{ClientLike, ClusterInterface, LuaInterface};
 use fred::types::config::{
-    Config, ConnectionConfig, PerformanceConfig, ReconnectPolicy, TcpConfig, UnresponsiveConfig,
+    Config, ConnectionConfig, PerformanceConfig, ReconnectPolicy, Server, TcpConfig, UnresponsiveConfig,
 };
 use fred::types::{Builder, ClusterHash, ConnectHandle, CustomCommand, Value};
 use tokio::sync::Semaphore;
@@ -41,6 +41,10 @@ struct Link {
     timeout: Duration,
     is_reconnecting: Arc<AtomicBool>,
 }
+
+/// The one server there is, or a primary of a cluster.
+#[derive(Debug, Clone)]
+pub(super) struct Node(Option<Server>);
 
 /// The connections of one store.
 #[derive(Debug)]
@@ -117,6 +121,34 @@ impl Client {
     pub(super) async fn one(&self, name: &'static str, args: Vec<Bytes>) -> Result<Reply, StoreError> {
         let mut replies = self.plain(vec![Plain::new(name, args)]).await?;
         replies.pop().ok_or_else(|| unexpected("nothing"))
+    }
+
+    /// Every server that has a part of the data.
+    pub(super) fn nodes(&self) -> Vec<Node> {
+        let map = self.bulk.client.cached_cluster_state().filter(|_| self.is_cluster());
+        map.map_or_else(
+            || vec![Node(None)],
+            |map| map.unique_primary_nodes().into_iter().map(|server| Node(Some(server))).collect(),
+        )
+    }
+
+    /// Runs one plain command, about no key, on one of them.
+    pub(super) async fn one_of(
+        &self,
+        Node(server): &Node,
+        name: &'static str,
+        words: Vec<Bytes>,
+    ) -> Result<Reply, StoreError> {
+        let link = &self.bulk;
+        let _permit = link.admit_call()?;
+        let command = CustomCommand::new_static(name, ClusterHash::Random, false);
+        let value = match server {
+            Some(server) => {
+                link.client.with_cluster_node(server.clone()).custom::<Value, Value>(command, args(&words)).await
+            }
+            None => link.client.custom::<Value, Value>(command, args(&words)).await,
+        };
+        value.map(reply).map_err(|error| link.failed(&error))
     }
 
     /// Looks for the server again, by the configured address; at most one look at a time.

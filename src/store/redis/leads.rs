@@ -39,6 +39,9 @@ impl RedisStore {
             Some(reply) => Some(self.read_taken(take, reply)?.0),
             None => None,
         };
+        if let Some(taken) = &taken {
+            self.measure_clock_after(taken).await;
+        }
         Ok((admission, taken))
     }
 

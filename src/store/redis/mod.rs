@@ -211,6 +211,14 @@ impl Store for RedisStore {
         self.run_read_back(partition, life, read).await
     }
 
+    fn held_leases(&self, partitions: &[Partition]) -> Vec<LeaseKey> {
+        self.held.leases_of(partitions)
+    }
+
+    fn let_lease_go(&self, key: &LeaseKey) {
+        self.held.ended(key);
+    }
+
     fn let_go(&self, marks: &[Mark]) {
         self.held.let_go(marks, self.store_now_ms());
     }

@@ -6,9 +6,10 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use tokio::time::Instant;
 
+use super::client::Node;
 use super::reply::Plain;
 use super::{Bytes, RedisStore, nth};
-use crate::store::{StoreError, StoreHealth};
+use crate::store::{Refusal, SetupKind, SetupWarning, StoreError, StoreHealth, TakeReply};
 
 /// A count of the journal that is older than this is not good enough to refuse leads by.
 const COUNT_TRUSTED: Duration = Duration::from_secs(1);
@@ -22,10 +23,6 @@ pub(super) struct Offset(AtomicI64);
 impl Offset {
     fn set(&self, offset_us: i64) {
         self.0.store(offset_us, Ordering::Relaxed);
-    }
-
-    fn millis(&self) -> i64 {
-        self.0.load(Ordering::Relaxed) / 1000
     }
 
     /// The store's time at a time of ours.
@@ -42,16 +39,33 @@ pub(super) struct JournalSize {
 }
 
 impl RedisStore {
-    /// Reads the server's clock; the answer is taken to be from the middle of the round trip.
-    pub(super) async fn measure_clock(&self) -> Result<(), StoreError> {
-        let before = self.clock.now();
-        let reply = self.client.one("TIME", vec![]).await?;
-        let after = self.clock.now();
-        let parts = reply.list()?;
-        let server_us = nth(parts, 0)?.int()? * 1_000_000 + nth(parts, 1)?.int()?;
-        let ours_us = i64::midpoint(before.as_microsecond(), after.as_microsecond());
-        self.offset.set(server_us - ours_us);
-        Ok(())
+    /// Reads the server's clock; the answer is taken to be from the middle of the round trip. The nodes of a cluster have a
+    /// clock each, and a partition's windows go by its own node's: what is told is the one that is furthest off, so that no
+    /// node's clock can be wrong unseen (F31).
+    pub(super) async fn measure_clock(&self) -> Result<i64, StoreError> {
+        let mut offsets = Vec::new();
+        for node in self.client.nodes() {
+            let before = self.clock.now();
+            let reply = self.client.one_of(&node, "TIME", vec![]).await?;
+            let after = self.clock.now();
+            let parts = reply.list()?;
+            let server_us = nth(parts, 0)?.int()? * 1_000_000 + nth(parts, 1)?.int()?;
+            offsets.push(server_us - i64::midpoint(before.as_microsecond(), after.as_microsecond()));
+        }
+        // The estimate is one of the nodes': the others' takes learn of another window from the store.
+        if let Some(first) = offsets.first() {
+            self.offset.set(*first);
+        }
+        Ok(offsets.into_iter().max_by_key(|offset| offset.unsigned_abs()).unwrap_or_default() / 1000)
+    }
+
+    /// A take was refused because its windows are not those of the store's clock. Most often a border has passed meanwhile; but
+    /// should one of the clocks have jumped, the next try is by the right one and not by a look that is still to come (F31).
+    pub(super) async fn measure_clock_after(&self, reply: &TakeReply) {
+        if reply.refused.iter().any(|(_, refusal)| matches!(refusal, Refusal::WrongWindow { .. })) {
+            // A failure shows in the next call.
+            let _ = self.measure_clock().await;
+        }
     }
 
     /// Is the journal, of all partitions, at its limit? Counts again before it says so by an old count.
@@ -90,40 +104,23 @@ impl RedisStore {
     }
 
     pub(super) async fn look(&self) -> Result<StoreHealth, StoreError> {
-        self.measure_clock().await?;
+        let clock_offset_ms = self.measure_clock().await?;
         let journal_entries = self.count_journal().await?;
         let warnings = self.warnings().await?;
-        Ok(StoreHealth { clock_offset_ms: self.offset.millis(), journal_entries, warnings })
+        Ok(StoreHealth { clock_offset_ms, journal_entries, warnings })
     }
 
-    async fn warnings(&self) -> Result<Vec<String>, StoreError> {
-        let info = self.client.one("INFO", vec![]).await?;
-        let info = info.text()?;
-        let mut warnings = Vec::new();
-        let version = info_value(info, "redis_version").unwrap_or_default();
-        if parse_version(version).is_some_and(|version| version < VERSION_MIN) {
-            warnings.push(format!("Redis {version} is too old: 7.0 or later is needed"));
-        }
-        match info_value(info, "maxmemory_policy") {
-            Some("noeviction") => {}
-            Some(policy) => warnings.push(format!(
-                "maxmemory-policy is {policy}: Redis may drop counters and journal entries; set it to noeviction"
-            )),
-            None => warnings.push("maxmemory-policy could not be checked".to_owned()),
-        }
-        if let Some(percent) = memory_percent(info).filter(|percent| *percent >= MEMORY_PERCENT_WARN) {
-            warnings.push(format!(
-                "Redis uses {percent} % of its maxmemory: when it is full it takes no new lead; raise maxmemory"
-            ));
-        }
-        if info_value(info, "aof_enabled") != Some("1") {
-            match self.saves_snapshots().await? {
-                Some(true) => {}
-                Some(false) => {
-                    warnings.push("Redis keeps nothing on disk: set appendonly yes, or save".to_owned());
-                }
-                None => {
-                    warnings.push("persistence could not be checked: appendonly is off, save is unknown".to_owned());
+    /// Of every node; what several say is told once.
+    async fn warnings(&self) -> Result<Vec<SetupWarning>, StoreError> {
+        let mut warnings: Vec<SetupWarning> = Vec::new();
+        for node in self.client.nodes() {
+            let info = self.client.one_of(&node, "INFO", vec![]).await?;
+            let info = info.text()?;
+            let keeps_log = info_value(info, "aof_enabled") == Some("1");
+            let keeps = if keeps_log { Some(true) } else { self.saves_snapshots(&node).await? };
+            for warning in warnings_of(info, keeps) {
+                if !warnings.contains(&warning) {
+                    warnings.push(warning);
                 }
             }
         }
@@ -131,14 +128,54 @@ impl RedisStore {
     }
 
     /// Does the server write snapshots? `None` when it does not tell: managed servers often forbid the question.
-    async fn saves_snapshots(&self) -> Result<Option<bool>, StoreError> {
-        match self.client.one("CONFIG", vec![Bytes::from_static(b"GET"), Bytes::from_static(b"save")]).await {
+    async fn saves_snapshots(&self, node: &Node) -> Result<Option<bool>, StoreError> {
+        let question = vec![Bytes::from_static(b"GET"), Bytes::from_static(b"save")];
+        match self.client.one_of(node, "CONFIG", question).await {
             Ok(reply) => Ok(reply.list()?.get(1).and_then(|value| value.text().ok()).map(|save| !save.is_empty())),
             Err(StoreError::Bug(_)) => Ok(None),
             Err(StoreError::NotDone(why)) if why.starts_with("NOPERM") => Ok(None),
             Err(error) => Err(error),
         }
     }
+}
+
+/// What is wrong with a server, by its `INFO` and by whether it keeps anything on disk (`None`: it does not tell).
+fn warnings_of(info: &str, keeps: Option<bool>) -> Vec<SetupWarning> {
+    let mut warnings = Vec::new();
+    let mut warn = |kind, text: String| warnings.push(SetupWarning { kind, text });
+    let version = info_value(info, "redis_version").unwrap_or_default();
+    if parse_version(version).is_some_and(|version| version < VERSION_MIN) {
+        warn(SetupKind::Version, format!("Redis {version} is too old: 7.0 or later is needed"));
+    }
+    match info_value(info, "maxmemory_policy") {
+        Some("noeviction") => {}
+        Some(policy) => warn(
+            SetupKind::Eviction,
+            format!("maxmemory-policy is {policy}: Redis may drop counters and journal entries; set it to noeviction"),
+        ),
+        None => warn(SetupKind::Unknown, "maxmemory-policy could not be checked".to_owned()),
+    }
+    // Told by its bound and not by its value, or each look would tell something else.
+    if memory_percent(info).is_some_and(|percent| percent >= MEMORY_PERCENT_WARN) {
+        warn(
+            SetupKind::Memory,
+            format!(
+                "Redis uses more than {MEMORY_PERCENT_WARN} % of its maxmemory: when it is full it takes no new lead; raise \
+                 maxmemory"
+            ),
+        );
+    }
+    match keeps {
+        Some(true) => {}
+        Some(false) => {
+            warn(SetupKind::Persistence, "Redis keeps nothing on disk: set appendonly yes, or save".to_owned());
+        }
+        None => warn(
+            SetupKind::Unknown,
+            "persistence could not be checked: appendonly is off, save is unknown".to_owned(),
+        ),
+    }
+    warnings
 }
 
 /// Memory in use at which an operator should hear of it: time enough to act before new leads are refused.
@@ -173,6 +210,22 @@ mod tests {
         assert!(parse_version("6.2.1").unwrap() < VERSION_MIN);
         assert!(parse_version("7.0.15").unwrap() >= VERSION_MIN);
         assert_eq!(parse_version("unstable"), None);
+    }
+
+    #[test]
+    fn f24_what_is_wrong_with_a_server_is_told_by_its_kind() {
+        let info = |version: &str, policy: &str, used: u64| {
+            format!("redis_version:{version}\r\nused_memory:{used}\r\nmaxmemory:100\r\nmaxmemory_policy:{policy}\r\n")
+        };
+        let kinds = |info: &str, keeps| warnings_of(info, keeps).into_iter().map(|warning| warning.kind).collect::<Vec<_>>();
+        assert_eq!(kinds(&info("7.0.15", "noeviction", 10), Some(true)), []);
+        assert_eq!(
+            kinds(&info("6.2.14", "allkeys-lru", 80), Some(false)),
+            [SetupKind::Version, SetupKind::Eviction, SetupKind::Memory, SetupKind::Persistence]
+        );
+        assert_eq!(kinds("redis_version:8.2.1\r\n", None), [SetupKind::Unknown, SetupKind::Unknown]);
+        let grave: Vec<_> = SetupKind::words().filter(|(kind, _)| kind.is_grave()).map(|(_, word)| word).collect();
+        assert_eq!(grave, ["version", "eviction"]);
     }
 
     #[test]
