@@ -200,26 +200,17 @@ impl ClaimedLeads {
     async fn claim(&mut self, gateway: &Gateway) {
         self.0.retain(|(_, claimed_at)| claimed_at.elapsed() < BOOKS_PATIENCE);
         let claim_for = BOOKS_PATIENCE + gateway.lead_open_for();
-        let mut partitions: Vec<Partition> = (0..gateway.store.partitions()).map(Partition).collect();
-        while !partitions.is_empty() {
-            let mut full = Vec::new();
-            for partition in partitions {
-                let room = WAITING_MAX.saturating_sub(self.0.len()).min(BATCH_MAX);
-                if room == 0 {
-                    return;
-                }
-                let claimed_at = Instant::now();
-                match gateway.store.claim_overdue_leads(partition, GRACE, claim_for, room).await {
-                    Ok(overdue) => {
-                        if overdue.len() == room {
-                            full.push(partition);
-                        }
-                        self.0.extend(overdue.into_iter().map(|overdue| (overdue, claimed_at)));
-                    }
-                    Err(error) => note(gateway, &error.into()),
-                }
+        // One batch a look: leads are routed on at once, and their buyers should not meet all of them in one instant.
+        for partition in (0..gateway.store.partitions()).map(Partition) {
+            let room = WAITING_MAX.saturating_sub(self.0.len()).min(BATCH_MAX);
+            if room == 0 {
+                return;
             }
-            partitions = full;
+            let claimed_at = Instant::now();
+            match gateway.store.claim_overdue_leads(partition, GRACE, claim_for, room).await {
+                Ok(overdue) => self.0.extend(overdue.into_iter().map(|overdue| (overdue, claimed_at))),
+                Err(error) => note(gateway, &error.into()),
+            }
         }
     }
 }
