@@ -88,25 +88,25 @@ fn note(gateway: &Gateway, error: &RecoveryError) {
     gateway.status.recovery_failed(error);
 }
 
-/// Ends overdue leases in all partitions: batch by batch, as long as full ones come back, each partition in its turn. So one
-/// look ends whatever dead gateways have left, and no call to the store is longer for it (F11).
+/// Ends overdue leases in all partitions: batch by batch until none comes back, each partition in its turn. So one look ends
+/// whatever dead gateways have left, and no call to the store is longer for it (F11).
 pub async fn end_overdue_leases(gateway: &Arc<Gateway>) {
     let mut partitions: Vec<Partition> = (0..gateway.store.partitions()).map(Partition).collect();
     while !partitions.is_empty() && !gateway.shutdown.is_draining() {
-        let mut full = Vec::new();
+        let mut unfinished = Vec::new();
         for partition in partitions {
             match gateway.store.overdue_leases(partition, BATCH_MAX).await {
+                Ok(leases) if leases.is_empty() => {}
                 Ok(leases) => {
-                    let is_full = leases.len() == BATCH_MAX;
                     // Those that cannot be ended now would come first again: the next look tries them.
-                    if end_some(gateway, leases).await && is_full {
-                        full.push(partition);
+                    if end_some(gateway, leases).await {
+                        unfinished.push(partition);
                     }
                 }
                 Err(error) => note(gateway, &error.into()),
             }
         }
-        partitions = full;
+        partitions = unfinished;
     }
 }
 
