@@ -14,7 +14,6 @@ use parking_lot::Mutex;
 
 use crate::headline::behaviours;
 use crate::redis_support::Raw;
-use crate::replies;
 use crate::server::Server;
 use crate::support::{
     BuyerLine, Gateway, Place, Proxy, attempts, client, closed, get, lead, leads, post, post_until_taken, routing,
@@ -330,55 +329,6 @@ async fn f23_the_first_copy_that_is_attached_closes_for_a_moment_and_loses_nothi
     rig.flow(20).await;
     assert_eq!(id().await, after);
     rig.finish().await;
-}
-
-/// A sale's commit reaches Redis and the books, its answer does not reach the gateway, and then Redis loses everything. The
-/// gateway still holds the lease as open: restated and ended once more, it would be counted twice.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn p2_a_sale_whose_answer_was_lost_with_the_server_counts_once() {
-    let server = Server::start(&SAFE).await;
-    let stub = StubBuyer::on_loopback(behaviours(&["/slow=delay:1500:accept"]), 1).await.expect("a stub buyer");
-    let mut place = Place::servers().await;
-    place.backing.store_more = SLOW_MACHINE;
-    let caps = "timeout_ms = 10000\n[[buyer.cap]]\nwindow = \"day\"\nleads = 5";
-    place.write_routing(&routing(&[BuyerLine { id: "slow", url: stub.url("/slow"), more: caps, price: "25.00" }]));
-    place.backing.store_url = server.url();
-    // The other gateway settles what the first one appends.
-    let other = place.start(QUICK).await;
-    let replies = replies::Proxy::start(&server.url()).await;
-    place.backing.store_url = replies.url();
-    let gateway = place.start(QUICK).await;
-    let answer = post_until_taken(&client(), gateway.intake, "key-1", &lead(1)).await;
-    assert_eq!((answer.status, answer.text("status").as_str()), (200, "pending"));
-    until("it is at the buyer", async || stub.stats("/slow").received == 1).await;
-    replies.cut_replies(usize::MAX);
-    let ledger = place.ledger().await;
-    until("the books have the sale", async || {
-        attempts(&ledger.totals().await.expect("totals"), "slow", "accepted") == 1
-    })
-    .await;
-    told(&server, &["FLUSHALL"]).await;
-    // While the partition waits for the first gateway, that one comes back.
-    until("the other gateway has begun a new life", async || {
-        get(&client(), other.admin, "/readyz").await.status == 503
-    })
-    .await;
-    replies.cut_replies(0);
-    closed(&ledger, answer.lead()).await;
-    for gateway in [&gateway, &other] {
-        until("every gateway is ready", async || get(&client(), gateway.admin, "/readyz").await.status == 200).await;
-    }
-    until("all is settled", async || gateway.app.gateway.store.held_bytes() == 0).await;
-    let caps = get(&client(), other.admin, "/v1/caps").await.json();
-    assert_eq!((&caps["caps"][0]["used"], &caps["caps"][0]["open"]), (&"1".into(), &"0".into()), "P2: {caps}");
-    let report = reconcile(&other.app.gateway, true).await.expect("a comparison");
-    assert_eq!(report.differences, vec![], "P2");
-    let totals = ledger.totals().await.expect("totals");
-    assert_eq!((stub.stats("/slow").received, leads(&totals, "sold")), (1, 1), "P4, P5: {totals:?}");
-    gateway.app.shut_down().await;
-    other.app.shut_down().await;
-    ledger.shut_down().await;
-    place.backing.clean().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

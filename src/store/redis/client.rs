@@ -43,7 +43,7 @@ struct Link {
 }
 
 /// The one server there is, or a primary of a cluster.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct Node(Option<Server>);
 
 /// The connections of one store.

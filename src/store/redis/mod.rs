@@ -32,7 +32,7 @@ use self::ends::End;
 use self::held::Held;
 use self::keys::Keys;
 use self::reply::Reply;
-use self::setup::{JournalSize, Offset};
+use self::setup::{JournalSize, Offset, Setups};
 use super::{
     Admission, Admit, BeginReply, Close, CloseReply, Comparison, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts,
     OverdueLead, ReadBack, ReconcileReply, SeedReply, Standing, Store, StoreError, StoreHealth, Take, TakeReply,
@@ -60,6 +60,7 @@ pub struct RedisStore {
     held: Held,
     clock: SharedClock,
     offset: Offset,
+    setups: Setups,
     journal: JournalSize,
     journal_entries_max: u64,
     end_mark_ttl: Duration,
@@ -95,6 +96,7 @@ impl RedisStore {
             held: Held::new(partitions),
             clock,
             offset: Offset::default(),
+            setups: Setups::default(),
             journal: JournalSize::default(),
             journal_entries_max,
             end_mark_ttl,

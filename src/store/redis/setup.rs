@@ -1,6 +1,6 @@
 //! How the server is: its clock, how much waits for settlement, and how it is set up.
 
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
@@ -36,6 +36,13 @@ impl Offset {
 pub(super) struct JournalSize {
     entries: AtomicU64,
     counted_at: parking_lot::Mutex<Option<Instant>>,
+}
+
+/// How each node was found to be set up when it was last looked at, and whose turn it is.
+#[derive(Debug, Default)]
+pub(super) struct Setups {
+    turn: AtomicUsize,
+    seen: parking_lot::Mutex<Vec<(Node, Vec<SetupWarning>)>>,
 }
 
 impl RedisStore {
@@ -110,21 +117,34 @@ impl RedisStore {
         Ok(StoreHealth { clock_offset_ms, journal_entries, warnings })
     }
 
-    /// Of every node; what several say is told once.
+    /// Of every node; what several say is told once. A node that is new is looked at at once, and then each in its turn: a look
+    /// costs the same however many there are.
     async fn warnings(&self) -> Result<Vec<SetupWarning>, StoreError> {
+        let nodes = self.client.nodes();
+        let turn = self.setups.turn.fetch_add(1, Ordering::Relaxed) % nodes.len().max(1);
+        for (index, node) in nodes.iter().enumerate() {
+            if index == turn || !self.setups.seen.lock().iter().any(|(seen, _)| seen == node) {
+                let found = self.look_at(node).await?;
+                let mut seen = self.setups.seen.lock();
+                seen.retain(|(seen, _)| seen != node && nodes.contains(seen));
+                seen.push((node.clone(), found));
+            }
+        }
         let mut warnings: Vec<SetupWarning> = Vec::new();
-        for node in self.client.nodes() {
-            let info = self.client.one_of(&node, "INFO", vec![]).await?;
-            let info = info.text()?;
-            let keeps_log = info_value(info, "aof_enabled") == Some("1");
-            let keeps = if keeps_log { Some(true) } else { self.saves_snapshots(&node).await? };
-            for warning in warnings_of(info, keeps) {
-                if !warnings.contains(&warning) {
-                    warnings.push(warning);
-                }
+        for warning in self.setups.seen.lock().iter().flat_map(|(_, found)| found) {
+            if !warnings.contains(warning) {
+                warnings.push(warning.clone());
             }
         }
         Ok(warnings)
+    }
+
+    async fn look_at(&self, node: &Node) -> Result<Vec<SetupWarning>, StoreError> {
+        let info = self.client.one_of(node, "INFO", vec![]).await?;
+        let info = info.text()?;
+        let keeps_log = info_value(info, "aof_enabled") == Some("1");
+        let keeps = if keeps_log { Some(true) } else { self.saves_snapshots(node).await? };
+        Ok(warnings_of(info, keeps))
     }
 
     /// Does the server write snapshots? `None` when it does not tell: managed servers often forbid the question.
