@@ -34,7 +34,12 @@ impl Shutdown {
     /// Pauses of 20 ms to 1 s with jitter, cut short by the halt.
     #[must_use]
     pub fn backoff(&self) -> Backoff {
-        Backoff { halted: self.halted.clone(), next: Duration::from_millis(20), turns: self.repeats.clone(), turn: None }
+        Backoff {
+            halted: self.halted.clone(),
+            next: Duration::from_millis(20),
+            turns: self.repeats.clone(),
+            turn: None,
+        }
     }
 }
 

@@ -121,7 +121,11 @@ mod tests {
         assert_eq!(unfinished(day, &east, at("2026-06-29T04:00:00Z"), noon), None, "over, whatever the zone was");
         let running = unfinished(day, &west, midnight, noon).unwrap();
         let real = Window::containing(day, &east, noon);
-        assert!(running.start == real.start && running.end >= real.end && running.end < real.end.map(|end| end + SignedDuration::from_hours(3)));
+        assert!(
+            running.start == real.start
+                && running.end >= real.end
+                && running.end < real.end.map(|end| end + SignedDuration::from_hours(3))
+        );
         assert_eq!(unfinished(day, &west, midnight, running.end.unwrap()), None, "it ends");
         assert_eq!(unfinished(WindowKind::Total, &west, midnight, noon), None);
         // The longest window of each kind that any zone can have.

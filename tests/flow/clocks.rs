@@ -3,15 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use capgate::clock::{Clock, SystemClock};
 use capgate::cli::stub_buyer::StubBuyer;
+use capgate::clock::{Clock, SystemClock};
 use jiff::{SignedDuration, Timestamp};
 
 use crate::caps::metric;
 use crate::reconcile::number;
-use crate::support::{
-    BuyerLine, Gateway, OffClock, Place, client, get, lead, leads, post_until_taken, routing, until,
-};
+use crate::support::{BuyerLine, Gateway, OffClock, Place, client, get, lead, leads, post_until_taken, routing, until};
 use crate::zones::zone_at_hour;
 
 const DAY_CAP: u64 = 15;
@@ -24,9 +22,8 @@ const OFF: [i64; 5] = [0, 90, -90, 7_200, -7_200];
 /// A buyer whose day has just begun, one whose day is nearly over, one with a cap for each minute, and one for the rest: by
 /// clocks that are two hours off, each of the first two would be in another day.
 fn buyers(stub: &StubBuyer) -> String {
-    let cap = |window: &str, leads: u64| {
-        format!("timeout_ms = 10000\n[[buyer.cap]]\nwindow = \"{window}\"\nleads = {leads}")
-    };
+    let cap =
+        |window: &str, leads: u64| format!("timeout_ms = 10000\n[[buyer.cap]]\nwindow = \"{window}\"\nleads = {leads}");
     let (day, minute) = (cap("day", DAY_CAP), cap("minute", MINUTE_CAP));
     let text = routing(&[
         BuyerLine { id: "early", url: stub.url("/early"), more: &day, price: "25.00" },
@@ -40,8 +37,12 @@ fn buyers(stub: &StubBuyer) -> String {
 
 async fn says_how_far_it_is_off(gateway: &Gateway, seconds: i64) {
     let ready = get(&client(), gateway.admin, "/readyz").await;
-    let clock = ready.json()["checks"].as_array().and_then(|checks| checks.iter().find(|c| c["name"] == "clock").cloned());
-    assert_eq!((ready.status, clock.expect("the check")["ok"].as_bool()), if seconds == 0 { (200, Some(true)) } else { (503, Some(false)) });
+    let clock =
+        ready.json()["checks"].as_array().and_then(|checks| checks.iter().find(|c| c["name"] == "clock").cloned());
+    assert_eq!(
+        (ready.status, clock.expect("the check")["ok"].as_bool()),
+        if seconds == 0 { (200, Some(true)) } else { (503, Some(false)) }
+    );
     let offset = metric(gateway, "capgate_store_clock_offset_seconds").await;
     #[allow(clippy::cast_precision_loss, reason = "a few thousand seconds")]
     let wrong = offset + seconds as f64;
@@ -55,7 +56,13 @@ async fn load(gateways: &[Gateway], task: usize, until: Timestamp) -> u32 {
     while SystemClock.now() < until || number < LEADS_MIN {
         let gateway = &gateways[(task + number as usize) % gateways.len()];
         let key = format!("k{task}-{number}");
-        let answer = post_until_taken(&client, gateway.intake, &key, &lead(u32::try_from(task).expect("small") * 1_000 + number)).await;
+        let answer = post_until_taken(
+            &client,
+            gateway.intake,
+            &key,
+            &lead(u32::try_from(task).expect("small") * 1_000 + number),
+        )
+        .await;
         assert_eq!(answer.status, 200, "{answer:?}");
         number += 1;
     }
@@ -96,9 +103,11 @@ async fn f31_gateways_whose_clocks_are_off_sell_by_the_stores() {
     println!("{posted} leads in {:?}", ended.duration_since(started));
 
     // Each window's count is within its cap, the windows are those of the store's clock, and the buyers agree.
-    for (buyer, seconds, limit) in [("early", 86_400, DAY_CAP), ("late", 86_400, DAY_CAP), ("minutely", 60, MINUTE_CAP)] {
+    for (buyer, seconds, limit) in [("early", 86_400, DAY_CAP), ("late", 86_400, DAY_CAP), ("minutely", 60, MINUTE_CAP)]
+    {
         let ask = async |what: &str, and: &str| {
-            let sql = format!("SELECT CAST(COALESCE({what}, 0) AS SIGNED) FROM cap_usage WHERE buyer_id = '{buyer}' {and}");
+            let sql =
+                format!("SELECT CAST(COALESCE({what}, 0) AS SIGNED) FROM cap_usage WHERE buyer_id = '{buyer}' {and}");
             u64::try_from(number(&place, &sql).await).expect("P2: not negative")
         };
         assert!(ask("MAX(used)", "").await <= limit, "P1: {buyer}");

@@ -39,7 +39,7 @@ mod server;
 #[cfg(feature = "server-tests")]
 mod soak;
 #[cfg(feature = "server-tests")]
-mod strained;
-#[cfg(feature = "server-tests")]
 mod store_setup;
+#[cfg(feature = "server-tests")]
+mod strained;
 mod zones;

@@ -13,7 +13,8 @@ async fn set(raw: &mut Connection, name: &str, value: &str) {
 /// Is the gateway ready, and which kinds of trouble does it tell? In readiness and in the metrics alike.
 async fn told(gateway: &Process) -> (bool, Vec<String>, String) {
     let ready = get(&client(), gateway.admin, "/readyz").await.json();
-    let check = ready["checks"].as_array().and_then(|checks| checks.iter().find(|check| check["name"] == "setup").cloned());
+    let check =
+        ready["checks"].as_array().and_then(|checks| checks.iter().find(|check| check["name"] == "setup").cloned());
     let check = check.unwrap_or_else(|| panic!("{ready}"));
     let page = String::from_utf8_lossy(&get(&client(), gateway.admin, "/metrics").await.bytes).into_owned();
     let kind = |line: &str| {
@@ -65,7 +66,12 @@ async fn f24_a_server_that_may_evict_is_not_ready_from_the_start_and_whenever_it
     until_told(&gateway, false, &["eviction"]).await;
     set(&mut raw, "maxmemory-policy", "noeviction").await;
     until_told(&gateway, true, &[]).await;
-    let used = raw.run(&["INFO", "memory"]).await.text().lines().find_map(|line| line.trim_end().strip_prefix("used_memory:").map(|n| n.parse::<u64>().expect("a number")));
+    let used = raw
+        .run(&["INFO", "memory"])
+        .await
+        .text()
+        .lines()
+        .find_map(|line| line.trim_end().strip_prefix("used_memory:").map(|n| n.parse::<u64>().expect("a number")));
     set(&mut raw, "maxmemory", &(used.expect("it says") * 11 / 10).to_string()).await;
     let words = until_told(&gateway, true, &["memory"]).await;
     assert!(words.contains("maxmemory"), "{words}");

@@ -91,10 +91,8 @@ async fn f25_forgotten_scripts_refuse_no_lead() {
     println!("{total} leads in {took:?}, scripts forgotten {flushes} times");
     assert!(flushes >= 3, "{flushes}");
     let ledger = place.ledger().await;
-    until("every lead is settled", async || {
-        leads(&ledger.totals().await.expect("totals"), "sold") == u64::from(total)
-    })
-    .await;
+    until("every lead is settled", async || leads(&ledger.totals().await.expect("totals"), "sold") == u64::from(total))
+        .await;
     let (first, second) = (stub.stats("/capped"), stub.stats("/open"));
     assert_eq!((first.accepted, first.duplicates, second.duplicates), (cap, 0, 0), "P1, P4");
     let caps = get(&client(), gateway.admin, "/v1/caps?buyer=capped").await.json();
@@ -131,10 +129,12 @@ async fn f27_a_server_that_stands_still_piles_nothing_up() {
     let slowest_ms = Arc::new(AtomicU64::new(0));
     let is_over = Arc::new(AtomicBool::new(false));
     let sender = tokio::spawn({
-        let (counts, slowest_ms, is_over, intake) = (counts.clone(), slowest_ms.clone(), is_over.clone(), gateway.intake);
+        let (counts, slowest_ms, is_over, intake) =
+            (counts.clone(), slowest_ms.clone(), is_over.clone(), gateway.intake);
         async move {
             let client = client();
-            let mut ticks = tokio::time::interval(Duration::from_secs_f64(1.0 / f64::from(u32::try_from(rate).expect("small"))));
+            let mut ticks =
+                tokio::time::interval(Duration::from_secs_f64(1.0 / f64::from(u32::try_from(rate).expect("small"))));
             let mut posts = tokio::task::JoinSet::new();
             for number in 0_u32.. {
                 if is_over.load(Ordering::Relaxed) {

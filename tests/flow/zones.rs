@@ -3,8 +3,8 @@
 
 use std::fmt::Write as _;
 
-use capgate::clock::{Clock, ManualClock, SystemClock};
 use capgate::cli::stub_buyer::StubBuyer;
+use capgate::clock::{Clock, ManualClock, SystemClock};
 use jiff::{SignedDuration, Timestamp};
 
 use crate::caps::told;

@@ -49,7 +49,12 @@ pub async fn f33_the_newest_window_that_something_counts_in_is_known(books: &Boo
     let at = |ms| Timestamp::from_millisecond(ms).unwrap();
     let newest = async |cap: &str, from: i64, to: i64| {
         let span = Window { start: at(from), end: Some(at(to)) };
-        books.ledger.newest_usage(&buyer("sunco"), &CapId::new(cap), &span).await.unwrap().map(Timestamp::as_millisecond)
+        books
+            .ledger
+            .newest_usage(&buyer("sunco"), &CapId::new(cap), &span)
+            .await
+            .unwrap()
+            .map(Timestamp::as_millisecond)
     };
     assert_eq!(newest("day", 0, DAY_MS + 1).await, None);
     let rows: Vec<_> = [("day", 0, 3), ("day", hour_ms, 5), ("day", 2 * hour_ms, 0), ("Day", 3 * hour_ms, 1)]

@@ -15,13 +15,14 @@ use bytes::Bytes;
 use fred::error::{Error, ErrorKind};
 use fred::interfaces::{ClientLike, ClusterInterface, LuaInterface};
 use fred::types::config::{
-    Config, ConnectionConfig, PerformanceConfig, ReconnectPolicy, Server, TcpConfig, UnresponsiveConfig,
+    Config, ConnectionConfig, Options, PerformanceConfig, ReconnectPolicy, Server, TcpConfig, UnresponsiveConfig,
 };
 use fred::types::{Builder, ClusterHash, ConnectHandle, CustomCommand, Value};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
+use super::address::library_url;
 use super::reply::{Answer, Call, Plain, Reply, unexpected};
 use super::scripts::{Lane, Verb};
 use crate::store::StoreError;
@@ -125,11 +126,10 @@ impl Client {
 
     /// Every server that has a part of the data.
     pub(super) fn nodes(&self) -> Vec<Node> {
-        let map = self.bulk.client.cached_cluster_state().filter(|_| self.is_cluster());
-        map.map_or_else(
-            || vec![Node(None)],
-            |map| map.unique_primary_nodes().into_iter().map(|server| Node(Some(server))).collect(),
-        )
+        match self.bulk.client.cached_cluster_state().filter(|_| self.is_cluster()) {
+            Some(map) => map.unique_primary_nodes().into_iter().map(|server| Node(Some(server))).collect(),
+            None => vec![Node(None)],
+        }
     }
 
     /// Runs one plain command, about no key, on one of them.
@@ -142,12 +142,9 @@ impl Client {
         let link = &self.bulk;
         let _permit = link.admit_call()?;
         let command = CustomCommand::new_static(name, ClusterHash::Random, false);
-        let value = match server {
-            Some(server) => {
-                link.client.with_cluster_node(server.clone()).custom::<Value, Value>(command, args(&words)).await
-            }
-            None => link.client.custom::<Value, Value>(command, args(&words)).await,
-        };
+        let options = Options { cluster_node: server.clone(), ..Options::default() };
+        let client = link.client.with_options(&options);
+        let value = client.custom::<Value, Value>(command, args(&words)).await;
         value.map(reply).map_err(|error| link.failed(&error))
     }
 
@@ -338,23 +335,6 @@ fn config(url: &str) -> Result<Config, StoreError> {
     })
 }
 
-/// The library lists a cluster's nodes as `?node=h:p&node=h:p` after the first.
-fn library_url(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("://").filter(|(scheme, _)| scheme.ends_with("-cluster")) else {
-        return url.to_owned();
-    };
-    let (user, hosts) = rest.rsplit_once('@').map_or(("", rest), |(user, hosts)| (user, hosts));
-    let mut hosts = hosts.trim_end_matches('/').split(',');
-    let at = if user.is_empty() { "" } else { "@" };
-    let mut out = format!("{scheme}://{user}{at}{}", hosts.next().unwrap_or_default());
-    for (index, host) in hosts.enumerate() {
-        out.push(if index == 0 { '?' } else { '&' });
-        out.push_str("node=");
-        out.push_str(host);
-    }
-    out
-}
-
 /// Server answers that say that nothing happened, by their first word.
 const REFUSALS: [&str; 13] = [
     "LOADING",
@@ -464,8 +444,6 @@ mod tests {
 
     #[test]
     fn addresses_of_clusters_name_all_nodes() {
-        assert_eq!(library_url("redis://h:1/2"), "redis://h:1/2");
-        assert_eq!(library_url("redis-cluster://u:p@a:1,b:2,c:3"), "redis-cluster://u:p@a:1?node=b:2&node=c:3");
         assert!(config("redis-cluster://a:1,b:2").unwrap().server.is_clustered());
         assert_eq!(config("redis-cluster://a:1,b:2").unwrap().server.hosts().len(), 2);
         assert!(!config("redis://a:1").unwrap().server.is_clustered());

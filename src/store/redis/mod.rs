@@ -3,6 +3,7 @@
 //! Every verb is one Lua script, so that what it changes changes in one step; `keys` names the data, `client` is the only file
 //! that knows the library. A lease is a record in its buyer's hash while it is open and an end mark of its own afterwards.
 
+mod address;
 mod client;
 mod ends;
 mod held;

@@ -190,10 +190,9 @@ fn warnings_of(info: &str, keeps: Option<bool>) -> Vec<SetupWarning> {
         Some(false) => {
             warn(SetupKind::Persistence, "Redis keeps nothing on disk: set appendonly yes, or save".to_owned());
         }
-        None => warn(
-            SetupKind::Unknown,
-            "persistence could not be checked: appendonly is off, save is unknown".to_owned(),
-        ),
+        None => {
+            warn(SetupKind::Unknown, "persistence could not be checked: appendonly is off, save is unknown".to_owned())
+        }
     }
     warnings
 }
@@ -237,7 +236,8 @@ mod tests {
         let info = |version: &str, policy: &str, used: u64| {
             format!("redis_version:{version}\r\nused_memory:{used}\r\nmaxmemory:100\r\nmaxmemory_policy:{policy}\r\n")
         };
-        let kinds = |info: &str, keeps| warnings_of(info, keeps).into_iter().map(|warning| warning.kind).collect::<Vec<_>>();
+        let kinds =
+            |info: &str, keeps| warnings_of(info, keeps).into_iter().map(|warning| warning.kind).collect::<Vec<_>>();
         assert_eq!(kinds(&info("7.0.15", "noeviction", 10), Some(true)), []);
         assert_eq!(
             kinds(&info("6.2.14", "allkeys-lru", 80), Some(false)),
