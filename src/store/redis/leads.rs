@@ -39,8 +39,10 @@ impl RedisStore {
             Some(reply) => Some(self.read_taken(take, reply)?.0),
             None => None,
         };
-        if let Some(taken) = &taken {
-            self.measure_clock_after(taken).await;
+        match &taken {
+            Some(taken) => self.measure_clock_after(taken).await,
+            None if admission == Admission::TooLate => drop(self.measure_clock().await),
+            None => {}
         }
         Ok((admission, taken))
     }

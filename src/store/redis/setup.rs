@@ -66,10 +66,11 @@ impl RedisStore {
         Ok(offsets.into_iter().max_by_key(|offset| offset.unsigned_abs()).unwrap_or_default() / 1000)
     }
 
-    /// A take was refused because its windows are not those of the store's clock. Most often a border has passed meanwhile; but
-    /// should one of the clocks have jumped, the next try is by the right one and not by a look that is still to come (F31).
+    /// A take was refused because its windows, or its time, are not those of the store's clock. Most often a border has passed
+    /// meanwhile, or the store was slow; but should one of the clocks have jumped, the next try is by the right one and does not
+    /// wait for the next look (F31).
     pub(super) async fn measure_clock_after(&self, reply: &TakeReply) {
-        if reply.refused.iter().any(|(_, refusal)| matches!(refusal, Refusal::WrongWindow { .. })) {
+        if reply.too_late || reply.refused.iter().any(|(_, refusal)| matches!(refusal, Refusal::WrongWindow { .. })) {
             // A failure shows in the next call.
             let _ = self.measure_clock().await;
         }
