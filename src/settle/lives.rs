@@ -33,6 +33,7 @@
 mod begin;
 mod peers;
 mod read_back;
+mod standings;
 mod step;
 
 use std::collections::{HashMap, HashSet};
@@ -45,6 +46,7 @@ use tokio::time::Instant;
 use self::begin::begin;
 use self::peers::{FRESH, waits_for};
 use self::read_back::read_back;
+use self::standings::standings;
 use self::step::{Step, decide};
 use crate::app::Gateway;
 use crate::domain::event::{EntryId, Life, Mark};
@@ -209,14 +211,16 @@ impl Lives {
         gateway.store.let_go(&marks);
         let mut closed = Vec::new();
         let mut found = Vec::new();
+        let mut standings = standings(gateway).await;
         for row in rows {
             let partition = row.mark.partition;
-            match gateway.store.standing(partition).await {
-                Ok(standing) => {
+            match standings.remove(&partition) {
+                Some(Ok(standing)) => {
                     let step = decide(&row, &standing);
                     found.push(Found { row, standing, step });
                 }
-                Err(error) => closed.push(ClosedPartition { partition, reason: error.to_string() }),
+                Some(Err(error)) => closed.push(ClosedPartition { partition, reason: error.to_string() }),
+                None => closed.push(ClosedPartition { partition, reason: "not looked at yet".to_owned() }),
             }
         }
         begin(gateway, &mut found).await?;
@@ -408,10 +412,13 @@ async fn forget_ended_leases(gateway: &Gateway, partition: Partition, life: Life
 /// Without the books open partitions stay open, and closed ones closed.
 async fn closed_without_books(gateway: &Gateway, error: &SettleError) -> Vec<ClosedPartition> {
     let mut closed = Vec::new();
+    let standings = standings(gateway).await;
     for partition in (0..gateway.store.partitions()).map(Partition) {
-        let is_open = match gateway.store.standing(partition).await {
-            Ok(standing) => standing.is_here && standing.is_open && gateway.store.joined(partition) == standing.life,
-            Err(_) => false,
+        let is_open = match standings.get(&partition) {
+            Some(Ok(standing)) => {
+                standing.is_here && standing.is_open && gateway.store.joined(partition) == standing.life
+            }
+            Some(Err(_)) | None => false,
         };
         if !is_open {
             closed.push(ClosedPartition { partition, reason: error.to_string() });

@@ -295,8 +295,11 @@ async fn f23_p1_two_primaries_for_a_while() {
     let refused = post(&client(), rig.gateways[0].intake, "on-the-old-one", &lead(0)).await;
     assert_eq!(refused.status, 503, "its data looks sound, and is over");
     left.turn_to(&copy.url());
-    // A take whose answer was lost with the old primary leaves its unit in doubt: it stays counted, and is listed. Six
-    // publishers have one lead each under way.
+    // No unit is lost with the old primary. A commit that reached it, and the books, while its answer was cut off, is not made
+    // once more from the restated lease (P2; `p2_a_sale_whose_answer_was_lost_with_the_server_counts_once`): that had left a
+    // counter one too high until the next reconciliation, and the cap was not used up. On a machine so busy that the store does
+    // not answer for a lead's whole ten seconds, its walk ends without knowing whether its take was made; then recovery keeps
+    // the unit as a doubt. Six publishers have one lead each under way.
     rig.finish_with(6).await;
 }
 

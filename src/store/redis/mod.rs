@@ -33,7 +33,7 @@ use self::ends::End;
 use self::held::Held;
 use self::keys::Keys;
 use self::reply::Reply;
-use self::setup::{JournalSize, Offset, Setups};
+use self::setup::{JournalSize, Looks, Offset};
 use super::{
     Admission, Admit, BeginReply, Close, CloseReply, Comparison, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts,
     OverdueLead, ReadBack, ReconcileReply, SeedReply, Standing, Store, StoreError, StoreHealth, Take, TakeReply,
@@ -61,7 +61,7 @@ pub struct RedisStore {
     held: Held,
     clock: SharedClock,
     offset: Offset,
-    setups: Setups,
+    looks: Looks,
     journal: JournalSize,
     journal_entries_max: u64,
     end_mark_ttl: Duration,
@@ -97,7 +97,7 @@ impl RedisStore {
             held: Held::new(partitions),
             clock,
             offset: Offset::default(),
-            setups: Setups::default(),
+            looks: Looks::default(),
             journal: JournalSize::default(),
             journal_entries_max,
             end_mark_ttl,

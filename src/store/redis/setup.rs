@@ -38,32 +38,37 @@ pub(super) struct JournalSize {
     counted_at: parking_lot::Mutex<Option<Instant>>,
 }
 
-/// How each node was found to be set up when it was last looked at, and whose turn it is.
+/// What the last look at each node has found, and whose turn it is.
 #[derive(Debug, Default)]
-pub(super) struct Setups {
+pub(super) struct Looks {
     turn: AtomicUsize,
-    seen: parking_lot::Mutex<Vec<(Node, Vec<SetupWarning>)>>,
+    seen: parking_lot::Mutex<Vec<(Node, Seen)>>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    offset_us: i64,
+    warnings: Vec<SetupWarning>,
 }
 
 impl RedisStore {
-    /// Reads the server's clock; the answer is taken to be from the middle of the round trip. The nodes of a cluster have a
-    /// clock each, and a partition's windows go by its own node's: what is told is the one that is furthest off, so that no
-    /// node's clock can be wrong unseen (F31).
-    pub(super) async fn measure_clock(&self) -> Result<i64, StoreError> {
-        let mut offsets = Vec::new();
-        for node in self.client.nodes() {
-            let before = self.clock.now();
-            let reply = self.client.one_of(&node, "TIME", vec![]).await?;
-            let after = self.clock.now();
-            let parts = reply.list()?;
-            let server_us = nth(parts, 0)?.int()? * 1_000_000 + nth(parts, 1)?.int()?;
-            offsets.push(server_us - i64::midpoint(before.as_microsecond(), after.as_microsecond()));
+    /// Measures the clock that [`crate::store::Store::now`] goes by. The nodes of a cluster have a clock each, and a partition's
+    /// windows go by its own node's: the estimate is the first one's, and takes at another learn from their refusal (F31).
+    pub(super) async fn measure_clock(&self) -> Result<(), StoreError> {
+        if let Some(first) = self.client.nodes().first() {
+            self.offset.set(self.offset_of(first).await?);
         }
-        // The estimate is one of the nodes': the others' takes learn of another window from the store.
-        if let Some(first) = offsets.first() {
-            self.offset.set(*first);
-        }
-        Ok(offsets.into_iter().max_by_key(|offset| offset.unsigned_abs()).unwrap_or_default() / 1000)
+        Ok(())
+    }
+
+    /// A node's clock minus ours, in microseconds; the answer is taken to be from the middle of the round trip.
+    async fn offset_of(&self, node: &Node) -> Result<i64, StoreError> {
+        let before = self.clock.now();
+        let reply = self.client.one_of(node, "TIME", vec![]).await?;
+        let after = self.clock.now();
+        let parts = reply.list()?;
+        let server_us = nth(parts, 0)?.int()? * 1_000_000 + nth(parts, 1)?.int()?;
+        Ok(server_us - i64::midpoint(before.as_microsecond(), after.as_microsecond()))
     }
 
     /// A take was refused because its windows, or its time, are not those of the store's clock. Most often a border has passed
@@ -111,33 +116,33 @@ impl RedisStore {
         Ok(total)
     }
 
+    /// One node of a cluster after the other, so that a look costs the same however many there are; one that is new at once. What
+    /// is told is the clock that is furthest off, so that no node's can be wrong unseen, and what any node says, once.
     pub(super) async fn look(&self) -> Result<StoreHealth, StoreError> {
-        let clock_offset_ms = self.measure_clock().await?;
-        let journal_entries = self.count_journal().await?;
-        let warnings = self.warnings().await?;
-        Ok(StoreHealth { clock_offset_ms, journal_entries, warnings })
-    }
-
-    /// Of every node; what several say is told once. A node that is new is looked at at once, and then each in its turn: a look
-    /// costs the same however many there are.
-    async fn warnings(&self) -> Result<Vec<SetupWarning>, StoreError> {
         let nodes = self.client.nodes();
-        let turn = self.setups.turn.fetch_add(1, Ordering::Relaxed) % nodes.len().max(1);
+        let turn = self.looks.turn.fetch_add(1, Ordering::Relaxed) % nodes.len().max(1);
         for (index, node) in nodes.iter().enumerate() {
-            if index == turn || !self.setups.seen.lock().iter().any(|(seen, _)| seen == node) {
-                let found = self.look_at(node).await?;
-                let mut seen = self.setups.seen.lock();
+            if index == turn || !self.looks.seen.lock().iter().any(|(seen, _)| seen == node) {
+                let offset_us = self.offset_of(node).await?;
+                if index == 0 {
+                    self.offset.set(offset_us);
+                }
+                let found = Seen { offset_us, warnings: self.look_at(node).await? };
+                let mut seen = self.looks.seen.lock();
                 seen.retain(|(seen, _)| seen != node && nodes.contains(seen));
                 seen.push((node.clone(), found));
             }
         }
+        let journal_entries = self.count_journal().await?;
+        let seen = self.looks.seen.lock();
+        let offset_us = seen.iter().map(|(_, seen)| seen.offset_us).max_by_key(|offset| offset.unsigned_abs());
         let mut warnings: Vec<SetupWarning> = Vec::new();
-        for warning in self.setups.seen.lock().iter().flat_map(|(_, found)| found) {
+        for warning in seen.iter().flat_map(|(_, seen)| &seen.warnings) {
             if !warnings.contains(warning) {
                 warnings.push(warning.clone());
             }
         }
-        Ok(warnings)
+        Ok(StoreHealth { clock_offset_ms: offset_us.unwrap_or_default() / 1000, journal_entries, warnings })
     }
 
     async fn look_at(&self, node: &Node) -> Result<Vec<SetupWarning>, StoreError> {
