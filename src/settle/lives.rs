@@ -31,6 +31,7 @@
 //! cannot learn that its life is over, and the others cannot wait for it.
 
 mod begin;
+mod known_leases;
 mod peers;
 mod read_back;
 mod standings;
@@ -44,6 +45,7 @@ use tokio::sync::{Mutex, Notify, watch};
 use tokio::time::Instant;
 
 use self::begin::begin;
+use self::known_leases::{forget_ended_leases, let_known_leases_go};
 use self::peers::{FRESH, waits_for};
 use self::read_back::read_back;
 use self::standings::standings;
@@ -51,7 +53,6 @@ use self::step::{Step, decide};
 use crate::app::Gateway;
 use crate::domain::event::{EntryId, Life, Mark};
 use crate::domain::id::Partition;
-use crate::domain::lease::LeaseKey;
 use crate::ledger::{GatewayId, LifeRow, Peer, SettleError, Stage};
 use crate::status::shown;
 use crate::store::Standing;
@@ -76,9 +77,6 @@ const START_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Between two tries to find another server.
 const RECONNECT_EVERY: Duration = Duration::from_secs(5);
-
-/// Leases of older data looked through.
-const LEASES_MAX: usize = 20_000;
 
 /// A partition that grants nothing, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -357,32 +355,6 @@ async fn join(gateway: &Gateway, memory: &mut Memory, found: &[Found]) {
     }
 }
 
-/// A lease whose end reached the old data and the books, but whose owner was cut off from the answer, must not be restated as
-/// open: ended once more, it would be counted once more by the counter that is seeded from books and journal together, and a
-/// unit of the cap would be missing until the next reconciliation (P2). Nothing of an old journal is settled after its life was
-/// raised, so what the books know now is all that they will ever know of it.
-async fn let_known_leases_go(gateway: &Gateway, lives: &[(Partition, Life)]) {
-    let partitions: Vec<Partition> = lives.iter().map(|(partition, _)| *partition).collect();
-    let held = gateway.store.held_leases(&partitions);
-    if held.is_empty() {
-        return;
-    }
-    let known = match gateway.ledger.attempted(&held).await {
-        Ok(known) => known,
-        // Restated then: the unit counts as used until the next reconciliation.
-        Err(error) => return gateway.status.lives_failed(&error),
-    };
-    for key in known {
-        let home = Partition::of(key.buyer.as_str(), gateway.store.partitions());
-        let life = lives.iter().find(|(partition, _)| *partition == home).map(|(_, life)| *life).unwrap_or_default();
-        // Older data may have it as open, too.
-        match gateway.store.forget_lease(life, &key).await {
-            Ok(()) => gateway.store.let_lease_go(&key),
-            Err(error) => return gateway.note_store_error(&error),
-        }
-    }
-}
-
 fn reason(gateway: &Gateway, memory: &Memory, found: &Found) -> String {
     let Mark { partition, life, .. } = found.row.mark;
     match found.step {
@@ -394,19 +366,6 @@ fn reason(gateway: &Gateway, memory: &Memory, found: &Found) -> String {
         Step::Work | Step::Rebuild => waits_for(&memory.peers, memory.since(), partition, life)
             .unwrap_or_else(|| "what was restated has still to be settled".to_owned()),
     }
-}
-
-/// Leases of older data whose end was lost with its last moments, but not in the books.
-async fn forget_ended_leases(gateway: &Gateway, partition: Partition, life: Life) -> Result<(), SettleError> {
-    let open = gateway.store.open_leases(partition, LEASES_MAX).await?;
-    let keys: Vec<LeaseKey> = open.into_iter().map(|lease| lease.key).collect();
-    if keys.is_empty() {
-        return Ok(());
-    }
-    for key in gateway.ledger.attempted(&keys).await? {
-        gateway.store.forget_lease(life, &key).await?;
-    }
-    Ok(())
 }
 
 /// Without the books open partitions stay open, and closed ones closed.
