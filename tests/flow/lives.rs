@@ -12,6 +12,7 @@ use capgate::domain::outcome::LeadStatus;
 use capgate::settle::reconcile::reconcile;
 use parking_lot::Mutex;
 
+use crate::caps::metric;
 use crate::headline::behaviours;
 use crate::redis_support::Raw;
 use crate::server::Server;
@@ -287,9 +288,11 @@ async fn f23_p1_two_primaries_for_a_while() {
     right.turn_to(&copy.url());
     // The first gateway still reaches the old primary, which knows nothing of all this.
     let admin = rig.gateways[0].admin;
-    until("the first gateway has learnt that its life is over", async || {
+    until("the first gateway has learnt that its life is over, in every partition", async || {
+        let closed = metric(&rig.gateways[0], "capgate_partitions_closed").await;
         let answer = get(&client(), admin, "/readyz").await;
-        answer.status == 503 && String::from_utf8_lossy(&answer.bytes).contains("another server has the newer one")
+        let is_told = String::from_utf8_lossy(&answer.bytes).contains("another server has the newer one");
+        closed >= 16.0 && answer.status == 503 && is_told
     })
     .await;
     let refused = post(&client(), rig.gateways[0].intake, "on-the-old-one", &lead(0)).await;
