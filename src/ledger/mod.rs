@@ -302,6 +302,10 @@ pub trait Ledger: Send + Sync + std::fmt::Debug {
     /// marks, in one snapshot: what a store that keeps its counters in this process starts from.
     async fn usage_all(&self, since: Timestamp) -> Result<(Vec<Mark>, Vec<UsageRow>), LedgerError>;
 
+    /// Start of the newest window of a cap that something counts in, of those that started within `span`.
+    async fn newest_usage(&self, buyer: &BuyerId, cap: &CapId, span: &Window)
+    -> Result<Option<Timestamp>, LedgerError>;
+
     /// How many attempts of a buyer that were sent within `span` count, and what they cost: what a cap that is new in
     /// mid-window starts from. Of one publisher, or of all.
     async fn counted_sum(

@@ -56,7 +56,8 @@ impl Walk<'_> {
         };
         let order = ForwardOrder { buyer: buyer.clone(), lead: self.order.lead.clone(), permit };
         let forwarded = self.gateway.forwarder.forward(order).await;
-        let known = Known::of(&forwarded.outcome, forwarded.sent_at, forwarded.duration);
+        let sent_at = self.gateway.store_time(forwarded.sent_at);
+        let known = Known::of(&forwarded.outcome, sent_at, forwarded.duration);
         let metrics = self.gateway.telemetry.buyer(&buyer.id);
         metrics.forward.count(forwarded.outcome.as_attempt());
         metrics.forward_duration.record(forwarded.duration);
@@ -76,7 +77,7 @@ impl Walk<'_> {
     }
 
     fn not_sent(&self) -> Known {
-        Known { sent_at: self.gateway.clock.now(), duration: Duration::ZERO, http_status: None, reason: None }
+        Known { sent_at: self.gateway.store.now(), duration: Duration::ZERO, http_status: None, reason: None }
     }
 
     /// A yes in time: commit, and close in the same round trip where the store can.

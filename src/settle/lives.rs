@@ -31,8 +31,10 @@
 //! cannot learn that its life is over, and the others cannot wait for it.
 
 mod begin;
+mod known_leases;
 mod peers;
 mod read_back;
+mod standings;
 mod step;
 
 use std::collections::{HashMap, HashSet};
@@ -43,13 +45,14 @@ use tokio::sync::{Mutex, Notify, watch};
 use tokio::time::Instant;
 
 use self::begin::begin;
+use self::known_leases::{forget_ended_leases, let_known_leases_go};
 use self::peers::{FRESH, waits_for};
 use self::read_back::read_back;
+use self::standings::standings;
 use self::step::{Step, decide};
 use crate::app::Gateway;
 use crate::domain::event::{EntryId, Life, Mark};
 use crate::domain::id::Partition;
-use crate::domain::lease::LeaseKey;
 use crate::ledger::{GatewayId, LifeRow, Peer, SettleError, Stage};
 use crate::status::shown;
 use crate::store::Standing;
@@ -74,9 +77,6 @@ const START_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Between two tries to find another server.
 const RECONNECT_EVERY: Duration = Duration::from_secs(5);
-
-/// Leases of older data looked through.
-const LEASES_MAX: usize = 20_000;
 
 /// A partition that grants nothing, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -209,14 +209,16 @@ impl Lives {
         gateway.store.let_go(&marks);
         let mut closed = Vec::new();
         let mut found = Vec::new();
+        let mut standings = standings(gateway).await;
         for row in rows {
             let partition = row.mark.partition;
-            match gateway.store.standing(partition).await {
-                Ok(standing) => {
+            match standings.remove(&partition) {
+                Some(Ok(standing)) => {
                     let step = decide(&row, &standing);
                     found.push(Found { row, standing, step });
                 }
-                Err(error) => closed.push(ClosedPartition { partition, reason: error.to_string() }),
+                Some(Err(error)) => closed.push(ClosedPartition { partition, reason: error.to_string() }),
+                None => closed.push(ClosedPartition { partition, reason: "not looked at yet".to_owned() }),
             }
         }
         begin(gateway, &mut found).await?;
@@ -344,9 +346,11 @@ async fn join(gateway: &Gateway, memory: &mut Memory, found: &[Found]) {
         tracing::warn!("another server has the newer data: looking for it");
         gateway.store.reconnect().await;
     }
-    if !lives.is_empty()
-        && let Err(error) = gateway.store.join(&lives).await
-    {
+    if lives.is_empty() {
+        return;
+    }
+    let_known_leases_go(gateway, &lives).await;
+    if let Err(error) = gateway.store.join(&lives).await {
         gateway.note_store_error(&error);
     }
 }
@@ -364,26 +368,16 @@ fn reason(gateway: &Gateway, memory: &Memory, found: &Found) -> String {
     }
 }
 
-/// Leases of older data whose end was lost with its last moments, but not in the books.
-async fn forget_ended_leases(gateway: &Gateway, partition: Partition, life: Life) -> Result<(), SettleError> {
-    let open = gateway.store.open_leases(partition, LEASES_MAX).await?;
-    let keys: Vec<LeaseKey> = open.into_iter().map(|lease| lease.key).collect();
-    if keys.is_empty() {
-        return Ok(());
-    }
-    for key in gateway.ledger.attempted(&keys).await? {
-        gateway.store.forget_lease(life, &key).await?;
-    }
-    Ok(())
-}
-
 /// Without the books open partitions stay open, and closed ones closed.
 async fn closed_without_books(gateway: &Gateway, error: &SettleError) -> Vec<ClosedPartition> {
     let mut closed = Vec::new();
+    let standings = standings(gateway).await;
     for partition in (0..gateway.store.partitions()).map(Partition) {
-        let is_open = match gateway.store.standing(partition).await {
-            Ok(standing) => standing.is_here && standing.is_open && gateway.store.joined(partition) == standing.life,
-            Err(_) => false,
+        let is_open = match standings.get(&partition) {
+            Some(Ok(standing)) => {
+                standing.is_here && standing.is_open && gateway.store.joined(partition) == standing.life
+            }
+            Some(Err(_)) | None => false,
         };
         if !is_open {
             closed.push(ClosedPartition { partition, reason: error.to_string() });

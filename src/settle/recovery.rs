@@ -4,11 +4,12 @@
 //! only leases whose owner had seen the time-out under `reserve`, and everything of a buyer with `on_crash = "refund"`. An
 //! overdue lead is routed on, but only after the books alone know all of its attempts.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::app::Gateway;
@@ -29,7 +30,7 @@ use crate::telemetry::Recovered;
 
 /// Between two looks.
 const EVERY: Duration = Duration::from_secs(1);
-/// Leases ended, and leads claimed, per partition and look: bounds each look's work.
+/// Leases listed, and leads claimed, in one call: bounds the time that the store is busy with it.
 const BATCH_MAX: usize = 200;
 /// Claimed leads that wait for their attempts to reach the books; none is claimed beyond it.
 const WAITING_MAX: usize = 5_000;
@@ -87,20 +88,55 @@ fn note(gateway: &Gateway, error: &RecoveryError) {
     gateway.status.recovery_failed(error);
 }
 
-/// Ends overdue leases in all partitions.
+/// Ends overdue leases in all partitions: batch by batch until none comes back, each partition in its turn. So one look ends
+/// whatever dead gateways have left, and no call to the store is longer for it (F11).
 pub async fn end_overdue_leases(gateway: &Arc<Gateway>) {
-    for partition in (0..gateway.store.partitions()).map(Partition) {
-        match gateway.store.overdue_leases(partition, BATCH_MAX).await {
-            Ok(leases) => {
-                for lease in leases {
-                    if let Err(error) = end_overdue_lease(gateway, &lease).await {
-                        note(gateway, &error.into());
+    let mut partitions: Vec<Partition> = (0..gateway.store.partitions()).map(Partition).collect();
+    while !partitions.is_empty() && !gateway.shutdown.is_draining() {
+        let mut unfinished = Vec::new();
+        for partition in partitions {
+            match gateway.store.overdue_leases(partition, BATCH_MAX).await {
+                Ok(leases) if leases.is_empty() => {}
+                Ok(leases) => {
+                    // Those that cannot be ended now would come first again: the next look tries them.
+                    if end_some(gateway, leases).await {
+                        unfinished.push(partition);
                     }
                 }
+                Err(error) => note(gateway, &error.into()),
             }
-            Err(error) => note(gateway, &error.into()),
         }
+        partitions = unfinished;
     }
+}
+
+/// Were all of them ended?
+async fn end_some(gateway: &Arc<Gateway>, leases: Vec<OpenLease>) -> bool {
+    let ended = some_at_once(leases, |lease| {
+        let gateway = gateway.clone();
+        async move {
+            let ended = end_overdue_lease(&gateway, &lease).await;
+            ended.map_err(|error| note(&gateway, &error.into())).is_ok()
+        }
+    });
+    ended.await.into_iter().all(|is_ended| is_ended)
+}
+
+/// Does the work on every item, a few at once: each waits for store or books most of the time.
+async fn some_at_once<T, R, F>(items: Vec<T>, work: impl Fn(T) -> F) -> Vec<R>
+where
+    F: Future<Output = R>,
+{
+    let (queue, done) = (Mutex::new(VecDeque::from(items)), Mutex::new(Vec::new()));
+    let work_off = || async {
+        loop {
+            let Some(item) = queue.lock().pop_front() else { return };
+            let result = work(item).await;
+            done.lock().push(result);
+        }
+    };
+    tokio::join!(work_off(), work_off(), work_off(), work_off(), work_off(), work_off(), work_off(), work_off());
+    done.into_inner()
 }
 
 async fn end_overdue_lease(gateway: &Gateway, lease: &OpenLease) -> Result<(), StoreError> {
@@ -147,21 +183,24 @@ impl ClaimedLeads {
             Ok(busy) => busy,
             Err(error) => return note(gateway, &error),
         };
-        let mut waiting = Vec::new();
-        for (overdue, claimed_at) in std::mem::take(&mut self.0) {
-            if busy.contains(&overdue.lead) {
-                waiting.push((overdue, claimed_at));
-            } else if let Err(error) = resume(gateway, &overdue).await {
-                note(gateway, &error);
-                waiting.push((overdue, claimed_at));
+        let (mut waiting, ready): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.0).into_iter().partition(|(overdue, _)| busy.contains(&overdue.lead));
+        let failed = some_at_once(ready, |(overdue, claimed_at)| {
+            let gateway = gateway.clone();
+            async move {
+                let error = resume(&gateway, &overdue).await.err()?;
+                note(&gateway, &error);
+                Some((overdue, claimed_at))
             }
-        }
+        });
+        waiting.extend(failed.await.into_iter().flatten());
         self.0 = waiting;
     }
 
     async fn claim(&mut self, gateway: &Gateway) {
         self.0.retain(|(_, claimed_at)| claimed_at.elapsed() < BOOKS_PATIENCE);
         let claim_for = BOOKS_PATIENCE + gateway.lead_open_for();
+        // One batch a look: leads are routed on at once, and their buyers should not meet all of them in one instant.
         for partition in (0..gateway.store.partitions()).map(Partition) {
             let room = WAITING_MAX.saturating_sub(self.0.len()).min(BATCH_MAX);
             if room == 0 {

@@ -12,8 +12,9 @@ use crate::domain::id::{BuyerId, CapId, Partition};
 use crate::domain::routing::Buyer;
 use crate::domain::window::Window;
 use crate::intake::parse::{BodyType, parse};
-use crate::ledger::{CountedAttempt, CountedSum, SettleError};
-use crate::store::{CounterKey, SeedReply, StoreError};
+use crate::lease::unfinished;
+use crate::ledger::{CountedAttempt, CountedSum, LedgerError, SettleError};
+use crate::store::{CounterKey, SeedReply};
 
 /// A seed that meets a journal on the move is tried this often before the candidate counts as not ready.
 const ROUNDS_MAX: usize = 5;
@@ -104,18 +105,40 @@ async fn missing_counters<'a>(gateway: &Gateway, buyer: &'a Buyer) -> Result<Vec
 }
 
 /// A counter must not be made for a window that overlaps the one that counts (F33): a gateway that has just started, or read a
-/// changed zone, does not know that one yet.
-async fn learn_windows(gateway: &Gateway, buyer: &Buyer, now: Timestamp) -> Result<(), StoreError> {
+/// changed zone, does not know that one yet. A store that has lost its memory does not, either: then the books have the start of
+/// the newest window that something counts in.
+async fn learn_windows(gateway: &Gateway, buyer: &Buyer, now: Timestamp) -> Result<(), SettleError> {
     let caps: Vec<CapId> = buyer.caps.iter().map(|cap| cap.id.clone()).collect();
     let newest = gateway.store.newest_windows(&buyer.id, &caps).await?;
     for (cap, newest) in buyer.caps.iter().zip(newest) {
+        let newest = match newest {
+            Some(newest) => Some(newest),
+            // What this gateway has learnt before is more than the books know.
+            None if gateway.windows.window(buyer, cap, now) != by_calendar(buyer, cap, now) => None,
+            None => unfinished_in_books(gateway, buyer, cap, now).await?,
+        };
         let Some(newest) = newest else { continue };
-        let by_calendar = Window::containing(cap.window, &buyer.timezone, now);
+        let by_calendar = by_calendar(buyer, cap, now);
         if newest != by_calendar && newest.overlaps(&by_calendar) {
             gateway.windows.learn(&buyer.id, &cap.id, newest);
         }
     }
     Ok(())
+}
+
+fn by_calendar(buyer: &Buyer, cap: &Cap, now: Timestamp) -> Window {
+    Window::containing(cap.window, &buyer.timezone, now)
+}
+
+async fn unfinished_in_books(
+    gateway: &Gateway,
+    buyer: &Buyer,
+    cap: &Cap,
+    now: Timestamp,
+) -> Result<Option<Window>, LedgerError> {
+    let Some(start) = cap.window.longest().and_then(|longest| now.checked_sub(longest).ok()) else { return Ok(None) };
+    let newest = gateway.ledger.newest_usage(&buyer.id, &cap.id, &Window { start, end: Some(now) }).await?;
+    Ok(newest.and_then(|newest| unfinished(cap.window, &buyer.timezone, newest, now)))
 }
 
 /// Attempts read in one step where a cap's conditions need their leads' fields.

@@ -30,11 +30,13 @@ use crate::domain::window::Window;
 use crate::ledger::BookedLead;
 
 pub mod embedded;
+mod health;
 mod lives;
 mod reconcile;
 pub mod redis;
 mod takes;
 
+pub use health::{SetupKind, SetupWarning, StoreHealth};
 pub use lives::{BeginReply, ReadBack, Standing};
 pub use reconcile::{Compared, Comparison, CounterKey, ReconcileReply, SeedReply, TAIL_ENTRIES_MAX};
 pub use takes::{Refusal, Take, TakeCandidate, TakeReply};
@@ -173,17 +175,6 @@ pub struct OpenCounts {
     pub leases: u64,
 }
 
-/// How the store is, for readiness and metrics.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct StoreHealth {
-    /// Store clock minus this gateway's clock.
-    pub clock_offset_ms: i64,
-    /// Entries waiting for settlement, all partitions.
-    pub journal_entries: u64,
-    /// What is wrong with how the store is set up (eviction policy, persistence); empty when nothing is.
-    pub warnings: Vec<String>,
-}
-
 /// Hot state. See the module's text for the contract.
 #[async_trait]
 pub trait Store: Send + Sync + std::fmt::Debug {
@@ -231,6 +222,14 @@ pub trait Store: Send + Sync + std::fmt::Debug {
 
     /// Writes down how far leads have been brought back.
     async fn set_read_back(&self, partition: Partition, life: Life, read: &ReadBack) -> Result<(), StoreError>;
+
+    /// Open leases of these partitions that this process took and knows no end of.
+    fn held_leases(&self, _partitions: &[Partition]) -> Vec<LeaseKey> {
+        Vec::new()
+    }
+
+    /// The books know how this lease ended, though this process does not yet: it is not restated.
+    fn let_lease_go(&self, _key: &LeaseKey) {}
 
     /// Lets go of what is settled.
     fn let_go(&self, _marks: &[Mark]) {}

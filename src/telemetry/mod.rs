@@ -14,6 +14,7 @@ use crate::domain::cap::Limit;
 use crate::domain::explanation::Check;
 use crate::domain::id::{BuyerId, CampaignId, PublisherId};
 use crate::domain::routing::Routing;
+use crate::domain::window::zone_data_version;
 use names::{Kind, Metric};
 
 pub mod log;
@@ -21,8 +22,8 @@ pub mod names;
 mod recorders;
 
 pub use recorders::{
-    BuyerMetrics, CapMetrics, CounterOf, FilterMetrics, IntakeMetrics, LeadMetrics, LeaseResult, LedgerMetrics,
-    Recovered, ReloadResult, RoutingMetrics, SETTLED_TABLES, StoreMetrics,
+    BuyerMetrics, CapMetrics, CounterOf, FilterMetrics, GaugeOf, IntakeMetrics, LeadMetrics, LeaseResult,
+    LedgerMetrics, Recovered, ReloadResult, RoutingMetrics, SETTLED_TABLES, StoreMetrics,
 };
 
 /// How often samples are moved into their buckets when nobody scrapes (F89).
@@ -70,6 +71,7 @@ impl Telemetry {
     pub fn new() -> Self {
         let registry = Registry::new();
         registry.gauge(&names::BUILD_INFO, &[("version", env!("CARGO_PKG_VERSION"))]).set(1.0);
+        registry.gauge(&names::ZONE_DATA_INFO, &[("version", zone_data_version())]).set(1.0);
         let known = Known {
             buyers: HashMap::new(),
             other_buyer: Arc::new(BuyerMetrics::new(&registry, OTHER, [])),

@@ -109,10 +109,14 @@ metrics! {
         "Open leases and unsettled events that this gateway holds because only the store has them besides, in bytes.";
     STORE_CLOCK_OFFSET = "capgate_store_clock_offset_seconds", Kind::Gauge,
         "Clock of the store minus clock of this gateway.";
+    STORE_SETUP = "capgate_store_setup_warning", Kind::Gauge,
+        "1 while something is wrong with how the store is set up, by kind; version and eviction make the gateway not ready.";
     CONFIG_RELOAD = "capgate_config_reload_total", Kind::Counter,
         "Reloads of the routing, by result.";
     ROUTING_VERSION = "capgate_routing_version", Kind::Gauge,
         "Version of the routing in force.";
     BUILD_INFO = "capgate_build_info", Kind::Gauge,
         "Always 1; the label says which version runs.";
+    ZONE_DATA_INFO = "capgate_zone_data_info", Kind::Gauge,
+        "Always 1; the label says which version of the IANA time zone data is compiled in: the same in every gateway.";
 }

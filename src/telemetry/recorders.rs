@@ -10,6 +10,7 @@ use crate::domain::explanation::Check;
 use crate::domain::id::CapId;
 use crate::domain::outcome::{AttemptOutcome, UnsoldReason, Verdict};
 use crate::intake::refusal::Refusal;
+use crate::store::SetupKind;
 
 /// Tables that settlement writes to, as labels.
 pub const SETTLED_TABLES: [&str; 7] =
@@ -45,6 +46,29 @@ impl<K: Copy + PartialEq> CounterOf<K> {
     /// Counts one.
     pub fn count(&self, key: K) {
         self.add(key, 1);
+    }
+}
+
+/// Gauges of one metric that are 1 or 0, one for each of a fixed list of keys.
+#[derive(Debug)]
+pub struct GaugeOf<K>(Vec<(K, Gauge)>);
+
+impl<K: Copy> GaugeOf<K> {
+    fn new(
+        registry: &Registry,
+        metric: &Metric,
+        label: &'static str,
+        words: impl IntoIterator<Item = (K, &'static str)>,
+    ) -> Self {
+        let gauge = |word| registry.gauge(metric, &[(label, word)]);
+        Self(words.into_iter().map(|(key, word)| (key, gauge(word))).collect())
+    }
+
+    /// Sets each to whether it holds for its key.
+    pub fn show(&self, holds: impl Fn(K) -> bool) {
+        for (key, gauge) in &self.0 {
+            gauge.set(f64::from(u8::from(holds(*key))));
+        }
     }
 }
 
@@ -288,6 +312,8 @@ pub struct StoreMetrics {
     pub up: Gauge,
     /// Its clock minus ours, in seconds.
     pub clock_offset: Gauge,
+    /// What is wrong with how it is set up.
+    pub setup: GaugeOf<SetupKind>,
     /// Events waiting for settlement.
     pub journal_entries: Gauge,
     /// Leases held by this gateway.
@@ -311,6 +337,7 @@ impl StoreMetrics {
         Self {
             up: registry.gauge(&names::STORE_UP, &[]),
             clock_offset: registry.gauge(&names::STORE_CLOCK_OFFSET, &[]),
+            setup: GaugeOf::new(registry, &names::STORE_SETUP, "kind", SetupKind::words()),
             journal_entries: registry.gauge(&names::JOURNAL_ENTRIES, &[]),
             leases_open: registry.gauge(&names::LEASES_OPEN, &[]),
             lease_duration: registry.histogram(&names::LEASE_DURATION, &[]),

@@ -36,6 +36,7 @@ fn known_series_start_at_zero_with_help_and_type() {
         r#"capgate_recovered_total{kind="doubt"} 0"#,
         r#"capgate_config_reload_total{result="refused"} 0"#,
         "capgate_routing_version 3",
+        r#"capgate_store_setup_warning{kind="eviction"} 0"#,
         concat!("capgate_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),
     ] {
         assert!(page.lines().any(|found| found == line), "{line} is not on the page:\n{page}");

@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::headline::behaviours;
 use crate::support::{Answer, BuyerLine, Gateway, Place, client, get, lead, post_until_taken, routing, until};
 
-async fn verdict(gateway: &Gateway, key: &str, number: u32) -> Answer {
+pub async fn verdict(gateway: &Gateway, key: &str, number: u32) -> Answer {
     let mut answer = post_until_taken(&client(), gateway.intake, key, &lead(number)).await;
     assert_eq!(answer.status, 200, "{answer:?}");
     // On a slow machine the verdict may come after the answer.
@@ -26,12 +26,12 @@ async fn verdict(gateway: &Gateway, key: &str, number: u32) -> Answer {
 }
 
 /// What became of a lead: its status, or why it was not sold.
-async fn told(gateway: &Gateway, key: &str, number: u32) -> String {
+pub async fn told(gateway: &Gateway, key: &str, number: u32) -> String {
     let answer = verdict(gateway, key, number).await;
     if answer.text("status") == "unsold" { answer.text("reason") } else { answer.text("status") }
 }
 
-async fn metric(gateway: &Gateway, series: &str) -> f64 {
+pub async fn metric(gateway: &Gateway, series: &str) -> f64 {
     let page = String::from_utf8_lossy(&get(&client(), gateway.admin, "/metrics").await.bytes).into_owned();
     let value = page.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok());
     value.unwrap_or_else(|| panic!("{series} is not on the page"))

@@ -33,6 +33,11 @@ pub fn three_buyers(stub: &StubBuyer) -> String {
 
 /// Posts the leads, spread over gateways, connections and time; answers every status word and how long each answer took.
 pub async fn burst(gateways: &[std::net::SocketAddr]) -> (Vec<String>, Vec<Duration>) {
+    burst_of("lead", gateways).await
+}
+
+/// The same under keys that begin with a word of their own.
+pub async fn burst_of(word: &'static str, gateways: &[std::net::SocketAddr]) -> (Vec<String>, Vec<Duration>) {
     let results = Arc::new(Mutex::new((Vec::new(), Vec::new())));
     let started = tokio::time::Instant::now();
     let tasks: Vec<_> = (0..CONNECTIONS)
@@ -43,7 +48,7 @@ pub async fn burst(gateways: &[std::net::SocketAddr]) -> (Vec<String>, Vec<Durat
                 let client = client();
                 for number in (connection..LEADS).step_by(CONNECTIONS as usize) {
                     tokio::time::sleep_until(started + WITHIN * number / LEADS).await;
-                    let answer = post_until_taken(&client, gateway, &format!("lead-{number}"), &lead(number)).await;
+                    let answer = post_until_taken(&client, gateway, &format!("{word}-{number}"), &lead(number)).await;
                     assert_eq!(answer.status, 200, "{}", String::from_utf8_lossy(&answer.bytes));
                     let word = match answer.text("status").as_str() {
                         "unsold" => answer.text("reason"),

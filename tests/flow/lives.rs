@@ -12,6 +12,7 @@ use capgate::domain::outcome::LeadStatus;
 use capgate::settle::reconcile::reconcile;
 use parking_lot::Mutex;
 
+use crate::caps::metric;
 use crate::headline::behaviours;
 use crate::redis_support::Raw;
 use crate::server::Server;
@@ -287,17 +288,53 @@ async fn f23_p1_two_primaries_for_a_while() {
     right.turn_to(&copy.url());
     // The first gateway still reaches the old primary, which knows nothing of all this.
     let admin = rig.gateways[0].admin;
-    until("the first gateway has learnt that its life is over", async || {
+    until("the first gateway has learnt that its life is over, in every partition", async || {
+        let closed = metric(&rig.gateways[0], "capgate_partitions_closed").await;
         let answer = get(&client(), admin, "/readyz").await;
-        answer.status == 503 && String::from_utf8_lossy(&answer.bytes).contains("another server has the newer one")
+        let is_told = String::from_utf8_lossy(&answer.bytes).contains("another server has the newer one");
+        closed >= 16.0 && answer.status == 503 && is_told
     })
     .await;
     let refused = post(&client(), rig.gateways[0].intake, "on-the-old-one", &lead(0)).await;
     assert_eq!(refused.status, 503, "its data looks sound, and is over");
     left.turn_to(&copy.url());
-    // A take whose answer was lost with the old primary leaves its unit in doubt: it stays counted, and is listed. Six
-    // publishers have one lead each under way.
+    // No unit is lost with the old primary. A commit that reached it, and the books, while its answer was cut off, is not made
+    // once more from the restated lease (P2; `p2_a_sale_whose_answer_was_lost_with_the_server_counts_once`): that had left a
+    // counter one too high until the next reconciliation, and the cap was not used up. On a machine so busy that the store does
+    // not answer for a lead's whole ten seconds, its walk ends without knowing whether its take was made; then recovery keeps
+    // the unit as a doubt. Six publishers have one lead each under way.
     rig.finish_with(6).await;
+}
+
+/// The first copy that is attached gives the server another id, as does the end of its backlog: for a moment its data is as good
+/// as that of another server.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f23_the_first_copy_that_is_attached_closes_for_a_moment_and_loses_nothing() {
+    let primary = Server::start(&[&SAFE[..], &["--repl-diskless-sync-delay", "0"]].concat()).await;
+    let copy = Server::start(&SAFE).await;
+    let id = async || {
+        let info = told(&primary, &["INFO", "replication"]).await.text().to_owned();
+        info.lines().find(|line| line.starts_with("master_replid:")).expect("an id").to_owned()
+    };
+    let rig = Rig::start(&vec![primary.url(); 3]).await;
+    rig.flow(40).await;
+    let before = id().await;
+    told(&copy, &["REPLICAOF", "127.0.0.1", &primary.port().to_string()]).await;
+    until("the id has changed", async || id().await != before).await;
+    let changed = Instant::now();
+    rig.flow(20).await;
+    println!("20 leads {:?} after the id has changed", changed.elapsed());
+    // Another copy, or the same one again, changes nothing more.
+    let after = id().await;
+    until("the copy is in step", async || {
+        told(&copy, &["INFO", "replication"]).await.text().contains("master_link_status:up")
+    })
+    .await;
+    cut_off(&copy).await;
+    told(&copy, &["REPLICAOF", "127.0.0.1", &primary.port().to_string()]).await;
+    rig.flow(20).await;
+    assert_eq!(id().await, after);
+    rig.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -13,6 +13,8 @@ mod replies;
 mod bad_input;
 mod caps;
 #[cfg(feature = "server-tests")]
+mod clocks;
+#[cfg(feature = "server-tests")]
 mod cluster;
 #[cfg(feature = "server-tests")]
 #[allow(dead_code, reason = "each test binary uses its own part")]
@@ -37,3 +39,8 @@ mod resolve;
 mod server;
 #[cfg(feature = "server-tests")]
 mod soak;
+#[cfg(feature = "server-tests")]
+mod store_setup;
+#[cfg(feature = "server-tests")]
+mod strained;
+mod zones;

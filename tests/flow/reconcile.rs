@@ -11,7 +11,7 @@ use capgate::settle::reconcile::reconcile;
 use serde_json::Value;
 use sqlx::{AssertSqlSafe, Connection as _};
 
-use crate::headline::{ROUGH, SHORT_LATE, behaviours, burst, rough_buyers};
+use crate::headline::{ROUGH, SHORT_LATE, behaviours, burst_of, rough_buyers};
 use crate::support::{BuyerLine, Gateway, Place, client, get, lead, leads, post_until_taken, routing, until};
 
 const SUNCO_DAY: &str = "buyer_id = 'sunco' AND cap_id = 'day'";
@@ -45,7 +45,8 @@ async fn recorded(place: &Place, action: &str) -> i64 {
         .await
 }
 
-/// Runs for as long as leads come, on every gateway: whatever the traffic does, nothing may be found.
+/// Runs for as long as leads come, on every gateway: whatever the traffic does, nothing may be found. `CAPGATE_TEST_BURSTS` sets
+/// how many times 1,000 leads in five seconds.
 async fn quiet_under_load(place: Place, gateways: Vec<Gateway>) {
     let is_over = Arc::new(AtomicBool::new(false));
     let reconcilers: Vec<_> = gateways
@@ -66,12 +67,15 @@ async fn quiet_under_load(place: Place, gateways: Vec<Gateway>) {
         })
         .collect();
     let addresses: Vec<_> = gateways.iter().map(|gateway| gateway.intake).collect();
-    let (words, _) = burst(&addresses).await;
-    assert_eq!(words.len(), 1_000);
+    let bursts = std::env::var("CAPGATE_TEST_BURSTS").map_or(1, |text| text.parse().expect("a number"));
+    for number in 0..bursts {
+        let (words, _) = burst_of(format!("burst{number}").leak(), &addresses).await;
+        assert_eq!(words.len(), 1_000);
+    }
     let ledger = place.ledger().await;
     until("every lead is settled", async || {
         let totals = ledger.totals().await.expect("totals");
-        leads(&totals, "sold") + leads(&totals, "unsold") == 1_000
+        leads(&totals, "sold") + leads(&totals, "unsold") == 1_000 * bursts
     })
     .await;
     is_over.store(true, Ordering::Relaxed);

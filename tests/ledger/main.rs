@@ -87,6 +87,7 @@ macro_rules! all_behaviours {
             reconciling {
                 p2_usage_begins_once_and_settlement_adds_to_it,
                 p2_usage_begins_beside_settlement,
+                f33_the_newest_window_that_something_counts_in_is_known,
                 f84_differences_are_written_down,
                 f84_dead_letters_are_counted_by_partition_and_time,
             }

@@ -43,6 +43,33 @@ pub async fn p2_usage_begins_once_and_settlement_adds_to_it(books: &Books) {
     assert!(matches!(books.ledger.begin_usage(&too_much).await, Err(LedgerError::Bug(_))));
 }
 
+/// All that is left of a cap's windows when a store has lost its memory (F33).
+pub async fn f33_the_newest_window_that_something_counts_in_is_known(books: &Books) {
+    let hour_ms = 3_600_000;
+    let at = |ms| Timestamp::from_millisecond(ms).unwrap();
+    let newest = async |cap: &str, from: i64, to: i64| {
+        let span = Window { start: at(from), end: Some(at(to)) };
+        books
+            .ledger
+            .newest_usage(&buyer("sunco"), &CapId::new(cap), &span)
+            .await
+            .unwrap()
+            .map(Timestamp::as_millisecond)
+    };
+    assert_eq!(newest("day", 0, DAY_MS + 1).await, None);
+    let rows: Vec<_> = [("day", 0, 3), ("day", hour_ms, 5), ("day", 2 * hour_ms, 0), ("Day", 3 * hour_ms, 1)]
+        .into_iter()
+        .map(|(cap, later, used)| (key("sunco", cap, DAY_MS + later), used))
+        .chain([(key("volt", "day", DAY_MS + 4 * hour_ms), 1)])
+        .collect();
+    books.ledger.begin_usage(&rows).await.unwrap();
+    let end = DAY_MS + 10 * hour_ms;
+    assert_eq!(newest("day", DAY_MS, end).await, Some(DAY_MS + hour_ms), "nothing counts in the one after it");
+    assert_eq!(newest("day", DAY_MS, DAY_MS + hour_ms).await, Some(DAY_MS), "a span is half open");
+    assert_eq!(newest("day", DAY_MS + hour_ms + 1, end).await, None);
+    assert_eq!(newest("Day", DAY_MS, end).await, Some(DAY_MS + 3 * hour_ms), "ids differ by their bytes");
+}
+
 /// Two gateways meet the same new cap while settlement goes on: the first row wins and nothing is counted twice.
 pub async fn p2_usage_begins_beside_settlement(books: &Books) {
     let other = books.open_again().await;

@@ -119,7 +119,19 @@ impl Bench for Embedded {
     }
 }
 
-/// Three gateways on one server or cluster, under its own clock.
+/// A machine's clock that is off by so much.
+#[cfg(feature = "server-tests")]
+#[derive(Debug)]
+struct OffClock(SignedDuration);
+
+#[cfg(feature = "server-tests")]
+impl capgate::clock::Clock for OffClock {
+    fn now(&self) -> Timestamp {
+        capgate::clock::SystemClock.now() + self.0
+    }
+}
+
+/// Three gateways on one server or cluster, under its own clock; their own clocks differ.
 #[cfg(feature = "server-tests")]
 pub struct OnRedis {
     stores: Vec<Arc<dyn Store>>,
@@ -130,10 +142,13 @@ pub struct OnRedis {
 #[cfg(feature = "server-tests")]
 impl OnRedis {
     pub async fn start(url: &str) -> Self {
+        use crate::redis_support::{COMMAND_TIMEOUT, connect_by};
         let prefix = crate::redis_support::fresh_prefix();
         let mut stores: Vec<Arc<dyn Store>> = Vec::new();
-        for _ in 0..3 {
-            stores.push(Arc::new(crate::redis_support::connect(url, &prefix, 1_000_000).await));
+        // Of three gateways' clocks one is right: windows go by the store's (F31).
+        for ahead in [0, 7_200, -90] {
+            let clock = Arc::new(OffClock(SignedDuration::from_secs(ahead)));
+            stores.push(Arc::new(connect_by(clock, url, &prefix, 1_000_000, COMMAND_TIMEOUT).await));
         }
         Self { stores, url: url.to_owned(), prefix }
     }

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
+use capgate::domain::event::{Life, Mark};
 use capgate::domain::id::LeadId;
 use capgate::domain::lease::EndMark;
-use capgate::store::{EndReply, Refusal, Store, StoreError};
+use capgate::store::{BeginReply, EndReply, Refusal, SeedReply, Store, StoreError};
 
 use crate::redis_support::Raw;
 use crate::support::{
-    Verb, admit, buyer, candidate, close, demand, end, end_with_amounts, eventually, money_demand, running_window,
+    Verb, admit, buyer, candidate, cap, close, demand, end, end_with_amounts, eventually, money_demand, running_window,
     seed, start_mark, take, take_one, used,
 };
 use crate::world::World;
@@ -186,5 +187,36 @@ async fn commit_and_close_may_lie_in_two_partitions_and_are_told_apart_when_repe
     assert_eq!(done, (EndReply::Done, Some(capgate::store::CloseReply::Closed)));
     let again = w.store.commit_and_close(&commit, &answer).await.unwrap();
     assert_eq!(again, (EndReply::Already(EndMark::Committed), None));
+    w.stop().await;
+}
+
+/// P2: the books know how a lease ended whose owner was cut off from the answer. Under the next life it is not restated, and
+/// ended once more it moves no unit.
+#[tokio::test]
+async fn p2_a_lease_that_the_books_know_is_not_restated() {
+    let w = World::start().await;
+    let (who, window) = (buyer("sunco"), running_window(w.store.now()));
+    seed(&*w.store, &who, &[("day", window, 0)]).await;
+    let wanted = candidate(&who, vec![demand("day", window, 9)]);
+    let (known, open) = (LeadId::generate(), LeadId::generate());
+    for lead in [known, open] {
+        assert_eq!(take_one(&*w.store, lead, &wanted).await, Ok(()));
+    }
+    let (partition, life) = (start_mark(&*w.store, "sunco").partition, Life(2));
+    assert_eq!(w.store.held_leases(&[partition]).len(), 2);
+    assert_eq!(w.store.held_leases(&[start_mark(&*w.store, "helio").partition]), vec![]);
+    let server = w.store.standing(partition).await.unwrap().server;
+    assert_eq!(w.store.begin_life(partition, life, &server).await, Ok(BeginReply::Life(life)));
+    let key = end(Verb::Commit, known, &wanted).key;
+    w.store.forget_lease(life, &key).await.unwrap();
+    w.store.let_lease_go(&key);
+    w.store.join(&[(partition, life)]).await.unwrap();
+    let leases = w.store.open_leases(partition, 9).await.unwrap();
+    assert_eq!(leases.iter().map(|lease| lease.key.lead).collect::<Vec<_>>(), [open]);
+    assert_eq!(w.store.commit(&end(Verb::Commit, known, &wanted)).await, Ok(EndReply::Missing));
+    assert_eq!(w.store.open_life(partition, life).await, Ok(true));
+    let mark = Mark { life, ..start_mark(&*w.store, "sunco") };
+    assert_eq!(w.store.seed(&who, &mark, &[(cap("day"), window, 1)]).await, Ok(SeedReply::Seeded));
+    assert_eq!(used(&*w.store, &who, "day", window).await, Some(2), "what the books know, and the open lease");
     w.stop().await;
 }

@@ -10,6 +10,7 @@ mod cluster_support;
 mod proxy;
 #[path = "../support/redis.rs"]
 mod redis_support;
+#[allow(dead_code, reason = "each test binary uses its own part")]
 #[path = "../support/server.rs"]
 mod server;
 #[path = "../contract/support.rs"]

@@ -125,6 +125,11 @@ impl Cluster {
         moved
     }
 
+    /// A connection to one node.
+    pub async fn connection(&self, node: usize) -> Connection {
+        self.nodes[node].connection().await
+    }
+
     pub fn nodes(&self) -> usize {
         self.nodes.len()
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use capgate::app::{App, open_ledger};
-use capgate::clock::SystemClock;
+use capgate::clock::{Clock, SharedClock, SystemClock};
 use capgate::config::{self, RoutingFile};
 use capgate::domain::id::LeadId;
 use capgate::domain::outcome::LeadStatus;
@@ -157,6 +157,11 @@ impl Place {
 
     /// A gateway in this process.
     pub async fn start(&self, more: &str) -> Gateway {
+        self.start_by(Arc::new(SystemClock), more).await
+    }
+
+    /// The same by a clock of its own.
+    pub async fn start_by(&self, clock: SharedClock, more: &str) -> Gateway {
         if std::env::var_os(capgate::telemetry::log::FILTER_VARIABLE).is_some() {
             // Asked for by whoever looks for the cause of a failure; another test has done it already.
             let _ = capgate::telemetry::log::init_logging(false);
@@ -166,7 +171,7 @@ impl Place {
         let config = config::load(Some(&path), &|_: &str| None).unwrap_or_else(|problems| panic!("{problems}"));
         let (file, routing, _) =
             RoutingFile::open(&config, &|_: &str| None).unwrap_or_else(|problems| panic!("{problems}"));
-        let app = App::start(config, routing, file, Arc::new(SystemClock)).await.expect("gateway starts");
+        let app = App::start(config, routing, file, clock).await.expect("gateway starts");
         Gateway { intake: app.intake_addr, admin: app.admin_addr, app }
     }
 
@@ -191,6 +196,16 @@ impl Place {
 
 fn free_port() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port")
+}
+
+/// A machine's clock that is off by so much.
+#[derive(Debug)]
+pub struct OffClock(pub jiff::SignedDuration);
+
+impl Clock for OffClock {
+    fn now(&self) -> jiff::Timestamp {
+        SystemClock.now() + self.0
+    }
 }
 
 /// A gateway in this process.

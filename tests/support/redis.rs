@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use capgate::clock::SystemClock;
+use capgate::clock::{SharedClock, SystemClock};
 use capgate::domain::id::LeadId;
 use capgate::domain::routing::Secret;
 use capgate::store::redis::RedisStore;
@@ -32,8 +32,18 @@ pub async fn connect(url: &str, prefix: &str, journal_entries_max: u64) -> Redis
 
 /// [`connect`] with a time-out of its own for each try of a call.
 pub async fn connect_within(url: &str, prefix: &str, journal_entries_max: u64, timeout: Duration) -> RedisStore {
+    connect_by(Arc::new(SystemClock), url, prefix, journal_entries_max, timeout).await
+}
+
+/// The same by a clock of its own.
+pub async fn connect_by(
+    clock: SharedClock,
+    url: &str,
+    prefix: &str,
+    journal_entries_max: u64,
+    timeout: Duration,
+) -> RedisStore {
     let end_mark_ttl = Duration::from_mins(10);
-    let clock = Arc::new(SystemClock);
     RedisStore::connect(&Secret::new(url), prefix, 16, timeout, journal_entries_max, end_mark_ttl, clock).await.unwrap()
 }
 

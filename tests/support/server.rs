@@ -54,6 +54,14 @@ impl Server {
         }
     }
 
+    /// Stops it in its tracks (`STOP`), or lets it go on (`CONT`).
+    pub fn signal(&self, name: &str) {
+        let pid = self.child.as_ref().expect("it runs").id();
+        // The shell's own: a small machine has no program of that name.
+        let sent = Command::new("sh").args(["-c", &format!("kill -{name} {pid}")]).status().expect("sh runs");
+        assert!(sent.success());
+    }
+
     /// Starts it again, empty, on the same port.
     pub async fn run(&mut self) {
         let child = Command::new("redis-server")

@@ -294,3 +294,12 @@ fn f36_windows_tile_time_in_every_zone() {
     }
     assert!(zones > 400, "only {zones} zones are bundled");
 }
+
+/// A machine whose own data is older, newer or missing computes the same windows.
+#[test]
+fn f33_the_zone_data_is_compiled_in() {
+    let used = format!("{:?}", jiff::tz::db());
+    assert!(used.contains("Bundled"), "{used}");
+    let version = zone_data_version();
+    assert!(version.len() == 5 && version.starts_with("20"), "{version}");
+}

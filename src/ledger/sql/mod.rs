@@ -13,7 +13,7 @@ use super::{
     SettleError, Settled, Stage, Totals, UsageRow,
 };
 use crate::domain::event::{Life, Mark};
-use crate::domain::id::{BuyerId, LeadId, Partition, PublisherId};
+use crate::domain::id::{BuyerId, CapId, LeadId, Partition, PublisherId};
 use crate::domain::lease::LeaseKey;
 use crate::domain::window::Window;
 use crate::store::CounterKey;
@@ -178,6 +178,15 @@ impl<D: Database> Ledger for SqlLedger<D> {
 
     async fn usage_all(&self, since: Timestamp) -> Result<(Vec<Mark>, Vec<UsageRow>), LedgerError> {
         Ok(self.read_all_usage(since).await?)
+    }
+
+    async fn newest_usage(
+        &self,
+        buyer: &BuyerId,
+        cap: &CapId,
+        span: &Window,
+    ) -> Result<Option<Timestamp>, LedgerError> {
+        Ok(self.read_newest_usage(buyer, cap, span).await?)
     }
 
     async fn counted_sum(

@@ -178,6 +178,22 @@ impl<D: Database> SqlLedger<D> {
         Ok((marks, rows.into_iter().map(usage_row).collect::<Result<_, _>>()?))
     }
 
+    pub(super) async fn read_newest_usage(
+        &self,
+        buyer: &BuyerId,
+        cap: &CapId,
+        span: &Window,
+    ) -> Result<Option<Timestamp>, DbError> {
+        let mut session = self.database.reader().await?;
+        let sql = "SELECT CAST(window_start AS CHAR) FROM cap_usage WHERE buyer_id = ? AND cap_id = ? AND \
+                   window_start >= ? AND window_start < ? AND used > 0 ORDER BY window_start DESC LIMIT 1";
+        let end = span.end.map_or_else(|| LAST_TIME.into(), Value::time);
+        let args = vec![buyer.as_str().into(), cap.as_str().into(), Value::time(span.start), end];
+        let rows = session.fetch(sql.into(), args, &[Kind::Text]).await?;
+        session.release();
+        rows.into_iter().next().map(|mut row| row.time()).transpose()
+    }
+
     pub(super) async fn read_counted_sum(
         &self,
         buyer: &BuyerId,

@@ -13,15 +13,16 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use fred::error::{Error, ErrorKind};
-use fred::interfaces::{ClientLike, LuaInterface};
+use fred::interfaces::{ClientLike, ClusterInterface, LuaInterface};
 use fred::types::config::{
-    Config, ConnectionConfig, PerformanceConfig, ReconnectPolicy, TcpConfig, UnresponsiveConfig,
+    Config, ConnectionConfig, Options, PerformanceConfig, ReconnectPolicy, Server, TcpConfig, UnresponsiveConfig,
 };
 use fred::types::{Builder, ClusterHash, ConnectHandle, CustomCommand, Value};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
+use super::address::library_url;
 use super::reply::{Answer, Call, Plain, Reply, unexpected};
 use super::scripts::{Lane, Verb};
 use crate::store::StoreError;
@@ -41,6 +42,10 @@ struct Link {
     timeout: Duration,
     is_reconnecting: Arc<AtomicBool>,
 }
+
+/// The one server there is, or a primary of a cluster.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Node(Option<Server>);
 
 /// The connections of one store.
 #[derive(Debug)]
@@ -117,6 +122,30 @@ impl Client {
     pub(super) async fn one(&self, name: &'static str, args: Vec<Bytes>) -> Result<Reply, StoreError> {
         let mut replies = self.plain(vec![Plain::new(name, args)]).await?;
         replies.pop().ok_or_else(|| unexpected("nothing"))
+    }
+
+    /// Every server that has a part of the data.
+    pub(super) fn nodes(&self) -> Vec<Node> {
+        match self.bulk.client.cached_cluster_state().filter(|_| self.is_cluster()) {
+            Some(map) => map.unique_primary_nodes().into_iter().map(|server| Node(Some(server))).collect(),
+            None => vec![Node(None)],
+        }
+    }
+
+    /// Runs one plain command, about no key, on one of them.
+    pub(super) async fn one_of(
+        &self,
+        Node(server): &Node,
+        name: &'static str,
+        words: Vec<Bytes>,
+    ) -> Result<Reply, StoreError> {
+        let link = &self.bulk;
+        let _permit = link.admit_call()?;
+        let command = CustomCommand::new_static(name, ClusterHash::Random, false);
+        let options = Options { cluster_node: server.clone(), ..Options::default() };
+        let client = link.client.with_options(&options);
+        let value = client.custom::<Value, Value>(command, args(&words)).await;
+        value.map(reply).map_err(|error| link.failed(&error))
     }
 
     /// Looks for the server again, by the configured address; at most one look at a time.
@@ -306,23 +335,6 @@ fn config(url: &str) -> Result<Config, StoreError> {
     })
 }
 
-/// The library lists a cluster's nodes as `?node=h:p&node=h:p` after the first.
-fn library_url(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("://").filter(|(scheme, _)| scheme.ends_with("-cluster")) else {
-        return url.to_owned();
-    };
-    let (user, hosts) = rest.rsplit_once('@').map_or(("", rest), |(user, hosts)| (user, hosts));
-    let mut hosts = hosts.trim_end_matches('/').split(',');
-    let at = if user.is_empty() { "" } else { "@" };
-    let mut out = format!("{scheme}://{user}{at}{}", hosts.next().unwrap_or_default());
-    for (index, host) in hosts.enumerate() {
-        out.push(if index == 0 { '?' } else { '&' });
-        out.push_str("node=");
-        out.push_str(host);
-    }
-    out
-}
-
 /// Server answers that say that nothing happened, by their first word.
 const REFUSALS: [&str; 13] = [
     "LOADING",
@@ -432,8 +444,6 @@ mod tests {
 
     #[test]
     fn addresses_of_clusters_name_all_nodes() {
-        assert_eq!(library_url("redis://h:1/2"), "redis://h:1/2");
-        assert_eq!(library_url("redis-cluster://u:p@a:1,b:2,c:3"), "redis-cluster://u:p@a:1?node=b:2&node=c:3");
         assert!(config("redis-cluster://a:1,b:2").unwrap().server.is_clustered());
         assert_eq!(config("redis-cluster://a:1,b:2").unwrap().server.hosts().len(), 2);
         assert!(!config("redis://a:1").unwrap().server.is_clustered());

@@ -197,6 +197,13 @@ impl Held {
         self.state.lock().drop_lease(key);
     }
 
+    /// Open leases of these partitions.
+    pub(super) fn leases_of(&self, partitions: &[Partition]) -> Vec<LeaseKey> {
+        let state = self.state.lock();
+        let here = state.leases.keys().filter(|key| partitions.contains(&self.home_of_buyer(&key.buyer)));
+        here.cloned().collect()
+    }
+
     /// A lease was ended by this process.
     pub(super) fn end_appended(&self, life: Life, id: EntryId, end: HeldEnd) {
         let partition = self.home_of_buyer(&end.key.buyer);

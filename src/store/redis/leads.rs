@@ -39,6 +39,11 @@ impl RedisStore {
             Some(reply) => Some(self.read_taken(take, reply)?.0),
             None => None,
         };
+        match &taken {
+            Some(taken) => self.measure_clock_after(taken).await,
+            None if admission == Admission::TooLate => drop(self.measure_clock().await),
+            None => {}
+        }
         Ok((admission, taken))
     }
 

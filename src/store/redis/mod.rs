@@ -3,6 +3,7 @@
 //! Every verb is one Lua script, so that what it changes changes in one step; `keys` names the data, `client` is the only file
 //! that knows the library. A lease is a record in its buyer's hash while it is open and an end mark of its own afterwards.
 
+mod address;
 mod client;
 mod ends;
 mod held;
@@ -32,7 +33,7 @@ use self::ends::End;
 use self::held::Held;
 use self::keys::Keys;
 use self::reply::Reply;
-use self::setup::{JournalSize, Offset};
+use self::setup::{JournalSize, Looks, Offset};
 use super::{
     Admission, Admit, BeginReply, Close, CloseReply, Comparison, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts,
     OverdueLead, ReadBack, ReconcileReply, SeedReply, Standing, Store, StoreError, StoreHealth, Take, TakeReply,
@@ -60,6 +61,7 @@ pub struct RedisStore {
     held: Held,
     clock: SharedClock,
     offset: Offset,
+    looks: Looks,
     journal: JournalSize,
     journal_entries_max: u64,
     end_mark_ttl: Duration,
@@ -95,6 +97,7 @@ impl RedisStore {
             held: Held::new(partitions),
             clock,
             offset: Offset::default(),
+            looks: Looks::default(),
             journal: JournalSize::default(),
             journal_entries_max,
             end_mark_ttl,
@@ -209,6 +212,14 @@ impl Store for RedisStore {
 
     async fn set_read_back(&self, partition: Partition, life: Life, read: &ReadBack) -> Result<(), StoreError> {
         self.run_read_back(partition, life, read).await
+    }
+
+    fn held_leases(&self, partitions: &[Partition]) -> Vec<LeaseKey> {
+        self.held.leases_of(partitions)
+    }
+
+    fn let_lease_go(&self, key: &LeaseKey) {
+        self.held.ended(key);
     }
 
     fn let_go(&self, marks: &[Mark]) {

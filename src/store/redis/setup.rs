@@ -1,14 +1,15 @@
 //! How the server is: its clock, how much waits for settlement, and how it is set up.
 
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use tokio::time::Instant;
 
+use super::client::Node;
 use super::reply::Plain;
 use super::{Bytes, RedisStore, nth};
-use crate::store::{StoreError, StoreHealth};
+use crate::store::{Refusal, SetupKind, SetupWarning, StoreError, StoreHealth, TakeReply};
 
 /// A count of the journal that is older than this is not good enough to refuse leads by.
 const COUNT_TRUSTED: Duration = Duration::from_secs(1);
@@ -24,10 +25,6 @@ impl Offset {
         self.0.store(offset_us, Ordering::Relaxed);
     }
 
-    fn millis(&self) -> i64 {
-        self.0.load(Ordering::Relaxed) / 1000
-    }
-
     /// The store's time at a time of ours.
     pub(super) fn apply(&self, at: Timestamp) -> Timestamp {
         at.saturating_add(SignedDuration::from_micros(self.0.load(Ordering::Relaxed))).unwrap_or(at)
@@ -41,17 +38,47 @@ pub(super) struct JournalSize {
     counted_at: parking_lot::Mutex<Option<Instant>>,
 }
 
+/// What the last look at each node has found, and whose turn it is.
+#[derive(Debug, Default)]
+pub(super) struct Looks {
+    turn: AtomicUsize,
+    seen: parking_lot::Mutex<Vec<(Node, Seen)>>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    offset_us: i64,
+    warnings: Vec<SetupWarning>,
+}
+
 impl RedisStore {
-    /// Reads the server's clock; the answer is taken to be from the middle of the round trip.
+    /// Measures the clock that [`crate::store::Store::now`] goes by. The nodes of a cluster have a clock each, and a partition's
+    /// windows go by its own node's: the estimate is the first one's, and takes at another learn from their refusal (F31).
     pub(super) async fn measure_clock(&self) -> Result<(), StoreError> {
+        if let Some(first) = self.client.nodes().first() {
+            self.offset.set(self.offset_of(first).await?);
+        }
+        Ok(())
+    }
+
+    /// A node's clock minus ours, in microseconds; the answer is taken to be from the middle of the round trip.
+    async fn offset_of(&self, node: &Node) -> Result<i64, StoreError> {
         let before = self.clock.now();
-        let reply = self.client.one("TIME", vec![]).await?;
+        let reply = self.client.one_of(node, "TIME", vec![]).await?;
         let after = self.clock.now();
         let parts = reply.list()?;
         let server_us = nth(parts, 0)?.int()? * 1_000_000 + nth(parts, 1)?.int()?;
-        let ours_us = i64::midpoint(before.as_microsecond(), after.as_microsecond());
-        self.offset.set(server_us - ours_us);
-        Ok(())
+        Ok(server_us - i64::midpoint(before.as_microsecond(), after.as_microsecond()))
+    }
+
+    /// A take was refused because its windows, or its time, are not those of the store's clock. Most often a border has passed
+    /// meanwhile, or the store was slow; but should one of the clocks have jumped, the next try is by the right one and does not
+    /// wait for the next look (F31).
+    pub(super) async fn measure_clock_after(&self, reply: &TakeReply) {
+        if reply.too_late || reply.refused.iter().any(|(_, refusal)| matches!(refusal, Refusal::WrongWindow { .. })) {
+            // A failure shows in the next call.
+            let _ = self.measure_clock().await;
+        }
     }
 
     /// Is the journal, of all partitions, at its limit? Counts again before it says so by an old count.
@@ -89,56 +116,91 @@ impl RedisStore {
         Ok(total)
     }
 
+    /// One node of a cluster after the other, so that a look costs the same however many there are; one that is new at once. What
+    /// is told is the clock that is furthest off, so that no node's can be wrong unseen, and what any node says, once.
     pub(super) async fn look(&self) -> Result<StoreHealth, StoreError> {
-        self.measure_clock().await?;
-        let journal_entries = self.count_journal().await?;
-        let warnings = self.warnings().await?;
-        Ok(StoreHealth { clock_offset_ms: self.offset.millis(), journal_entries, warnings })
-    }
-
-    async fn warnings(&self) -> Result<Vec<String>, StoreError> {
-        let info = self.client.one("INFO", vec![]).await?;
-        let info = info.text()?;
-        let mut warnings = Vec::new();
-        let version = info_value(info, "redis_version").unwrap_or_default();
-        if parse_version(version).is_some_and(|version| version < VERSION_MIN) {
-            warnings.push(format!("Redis {version} is too old: 7.0 or later is needed"));
-        }
-        match info_value(info, "maxmemory_policy") {
-            Some("noeviction") => {}
-            Some(policy) => warnings.push(format!(
-                "maxmemory-policy is {policy}: Redis may drop counters and journal entries; set it to noeviction"
-            )),
-            None => warnings.push("maxmemory-policy could not be checked".to_owned()),
-        }
-        if let Some(percent) = memory_percent(info).filter(|percent| *percent >= MEMORY_PERCENT_WARN) {
-            warnings.push(format!(
-                "Redis uses {percent} % of its maxmemory: when it is full it takes no new lead; raise maxmemory"
-            ));
-        }
-        if info_value(info, "aof_enabled") != Some("1") {
-            match self.saves_snapshots().await? {
-                Some(true) => {}
-                Some(false) => {
-                    warnings.push("Redis keeps nothing on disk: set appendonly yes, or save".to_owned());
+        let nodes = self.client.nodes();
+        let turn = self.looks.turn.fetch_add(1, Ordering::Relaxed) % nodes.len().max(1);
+        for (index, node) in nodes.iter().enumerate() {
+            if index == turn || !self.looks.seen.lock().iter().any(|(seen, _)| seen == node) {
+                let offset_us = self.offset_of(node).await?;
+                if index == 0 {
+                    self.offset.set(offset_us);
                 }
-                None => {
-                    warnings.push("persistence could not be checked: appendonly is off, save is unknown".to_owned());
-                }
+                let found = Seen { offset_us, warnings: self.look_at(node).await? };
+                let mut seen = self.looks.seen.lock();
+                seen.retain(|(seen, _)| seen != node && nodes.contains(seen));
+                seen.push((node.clone(), found));
             }
         }
-        Ok(warnings)
+        let journal_entries = self.count_journal().await?;
+        let seen = self.looks.seen.lock();
+        let offset_us = seen.iter().map(|(_, seen)| seen.offset_us).max_by_key(|offset| offset.unsigned_abs());
+        let mut warnings: Vec<SetupWarning> = Vec::new();
+        for warning in seen.iter().flat_map(|(_, seen)| &seen.warnings) {
+            if !warnings.contains(warning) {
+                warnings.push(warning.clone());
+            }
+        }
+        Ok(StoreHealth { clock_offset_ms: offset_us.unwrap_or_default() / 1000, journal_entries, warnings })
+    }
+
+    async fn look_at(&self, node: &Node) -> Result<Vec<SetupWarning>, StoreError> {
+        let info = self.client.one_of(node, "INFO", vec![]).await?;
+        let info = info.text()?;
+        let keeps_log = info_value(info, "aof_enabled") == Some("1");
+        let keeps = if keeps_log { Some(true) } else { self.saves_snapshots(node).await? };
+        Ok(warnings_of(info, keeps))
     }
 
     /// Does the server write snapshots? `None` when it does not tell: managed servers often forbid the question.
-    async fn saves_snapshots(&self) -> Result<Option<bool>, StoreError> {
-        match self.client.one("CONFIG", vec![Bytes::from_static(b"GET"), Bytes::from_static(b"save")]).await {
+    async fn saves_snapshots(&self, node: &Node) -> Result<Option<bool>, StoreError> {
+        let question = vec![Bytes::from_static(b"GET"), Bytes::from_static(b"save")];
+        match self.client.one_of(node, "CONFIG", question).await {
             Ok(reply) => Ok(reply.list()?.get(1).and_then(|value| value.text().ok()).map(|save| !save.is_empty())),
             Err(StoreError::Bug(_)) => Ok(None),
             Err(StoreError::NotDone(why)) if why.starts_with("NOPERM") => Ok(None),
             Err(error) => Err(error),
         }
     }
+}
+
+/// What is wrong with a server, by its `INFO` and by whether it keeps anything on disk (`None`: it does not tell).
+fn warnings_of(info: &str, keeps: Option<bool>) -> Vec<SetupWarning> {
+    let mut warnings = Vec::new();
+    let mut warn = |kind, text: String| warnings.push(SetupWarning { kind, text });
+    let version = info_value(info, "redis_version").unwrap_or_default();
+    if parse_version(version).is_some_and(|version| version < VERSION_MIN) {
+        warn(SetupKind::Version, format!("Redis {version} is too old: 7.0 or later is needed"));
+    }
+    match info_value(info, "maxmemory_policy") {
+        Some("noeviction") => {}
+        Some(policy) => warn(
+            SetupKind::Eviction,
+            format!("maxmemory-policy is {policy}: Redis may drop counters and journal entries; set it to noeviction"),
+        ),
+        None => warn(SetupKind::Unknown, "maxmemory-policy could not be checked".to_owned()),
+    }
+    // Told by its bound and not by its value, or each look would tell something else.
+    if memory_percent(info).is_some_and(|percent| percent >= MEMORY_PERCENT_WARN) {
+        warn(
+            SetupKind::Memory,
+            format!(
+                "Redis uses more than {MEMORY_PERCENT_WARN} % of its maxmemory: when it is full it takes no new lead; raise \
+                 maxmemory"
+            ),
+        );
+    }
+    match keeps {
+        Some(true) => {}
+        Some(false) => {
+            warn(SetupKind::Persistence, "Redis keeps nothing on disk: set appendonly yes, or save".to_owned());
+        }
+        None => {
+            warn(SetupKind::Unknown, "persistence could not be checked: appendonly is off, save is unknown".to_owned())
+        }
+    }
+    warnings
 }
 
 /// Memory in use at which an operator should hear of it: time enough to act before new leads are refused.
@@ -173,6 +235,23 @@ mod tests {
         assert!(parse_version("6.2.1").unwrap() < VERSION_MIN);
         assert!(parse_version("7.0.15").unwrap() >= VERSION_MIN);
         assert_eq!(parse_version("unstable"), None);
+    }
+
+    #[test]
+    fn f24_what_is_wrong_with_a_server_is_told_by_its_kind() {
+        let info = |version: &str, policy: &str, used: u64| {
+            format!("redis_version:{version}\r\nused_memory:{used}\r\nmaxmemory:100\r\nmaxmemory_policy:{policy}\r\n")
+        };
+        let kinds =
+            |info: &str, keeps| warnings_of(info, keeps).into_iter().map(|warning| warning.kind).collect::<Vec<_>>();
+        assert_eq!(kinds(&info("7.0.15", "noeviction", 10), Some(true)), []);
+        assert_eq!(
+            kinds(&info("6.2.14", "allkeys-lru", 80), Some(false)),
+            [SetupKind::Version, SetupKind::Eviction, SetupKind::Memory, SetupKind::Persistence]
+        );
+        assert_eq!(kinds("redis_version:8.2.1\r\n", None), [SetupKind::Unknown, SetupKind::Unknown]);
+        let grave: Vec<_> = SetupKind::words().filter(|(kind, _)| kind.is_grave()).map(|(_, word)| word).collect();
+        assert_eq!(grave, ["version", "eviction"]);
     }
 
     #[test]

@@ -39,6 +39,7 @@ impl RedisStore {
         for candidates in &calls {
             let answer = self.client.run(Verb::Take, &self.take_call(take, candidates, &refused)?).await?;
             let (reply, so_far) = self.read_taken(take, &answer.reply)?;
+            self.measure_clock_after(&reply).await;
             if reply.taken.is_some() || reply.too_late {
                 return Ok(reply);
             }
