@@ -12,8 +12,8 @@ use crate::domain::outcome::{AttemptOutcome, UnsoldReason, Verdict};
 use crate::intake::refusal::Refusal;
 
 /// Tables that settlement writes to, as labels.
-pub const SETTLED_TABLES: [&str; 7] =
-    ["leads", "attempts", "entries", "balances", "cap_usage", "dead_letters", "postbacks"];
+pub const SETTLED_TABLES: [&str; 8] =
+    ["leads", "attempts", "entries", "returns", "balances", "cap_usage", "dead_letters", "postbacks"];
 
 /// Counters of one metric, one for each of a fixed list of keys.
 #[derive(Debug)]
