@@ -295,12 +295,13 @@ mod tests {
             Route::PostLead { .. } => "postLead",
             Route::GetLead { .. } => "getLead",
             Route::GetOpenApi => "getOpenApi",
+            Route::PostReturn { .. } => "returnLead",
         };
         let routed = openapi::tests::operations("publisher", |method, path| {
             let uri = path.parse().unwrap();
             route(&method, &uri).ok().map(|route| operation(&route))
         });
-        assert_eq!(routed, ["getLead", "getOpenApi", "postLead"]);
+        assert_eq!(routed, ["getLead", "getOpenApi", "postLead", "returnLead"]);
     }
 
     #[test]

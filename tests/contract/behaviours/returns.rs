@@ -56,18 +56,18 @@ pub async fn p2_a_return_gives_units_back_once_and_only_where_it_is_told_to<H: H
     let keeps = sale_return(&*store, kept, &who, &[]);
     assert_eq!(store.return_sale(&keeps).await, Ok(ReturnReply::Done));
     assert_eq!(used(&*store, &who, "day", window).await, Some(7), "the unit is kept unless it was agreed otherwise");
-    let frees = sale_return(&*store, freed, &who, &[("day", window, 1), ("spend", total, 40)]);
-    assert_eq!(store.return_sale(&frees).await, Ok(ReturnReply::Done));
+    let given = sale_return(&*store, freed, &who, &[("day", window, 1), ("spend", total, 40)]);
+    assert_eq!(store.return_sale(&given).await, Ok(ReturnReply::Done));
     let after = async || (used(&*store, &who, "day", window).await, used(&*store, &who, "spend", total).await);
     assert_eq!(after().await, (Some(6), Some(140)));
     // F20: asked again, also by somebody else whose words differ.
-    for call in [&frees, &keeps, &sale_return(&*store, freed, &who, &[("day", window, 1)])] {
+    for call in [&given, &keeps, &sale_return(&*store, freed, &who, &[("day", window, 1)])] {
         assert_eq!(store.return_sale(call).await, Ok(ReturnReply::Already));
     }
     assert_eq!(after().await, (Some(6), Some(140)));
     let entries = store.read_journal(&start, 100).await.unwrap();
     let told: Vec<_> = entries[sold..].iter().map(|entry| Event::from_bytes(&entry.bytes).unwrap()).collect();
-    assert_eq!(told, [Event::Returned(keeps.event), Event::Returned(frees.event)]);
+    assert_eq!(told, [Event::Returned(keeps.event), Event::Returned(given.event)]);
     is_exact(&*store, &who, &[("day", window, 5), ("spend", total, 100)], false).await;
     is_exact(&*store, &who, &[("day", window, 6), ("spend", total, 140)], true).await;
 
