@@ -21,7 +21,7 @@ use crate::domain::lease::Charge;
 use crate::domain::routing::{Buyer, Routing};
 use crate::filter::CompiledRouting;
 use crate::forward::Forwarder;
-use crate::intake::auth::KeyIndex;
+use crate::intake::auth::Keys;
 use crate::lease::{FullMemory, Held, WindowsInForce};
 use crate::ledger::SharedLedger;
 use crate::pipeline::Progress;
@@ -40,15 +40,15 @@ pub use start::{App, StartError, open_ledger};
 pub struct RoutingInForce {
     /// The rules.
     pub compiled: CompiledRouting,
-    /// API keys to publishers.
-    pub keys: Arc<KeyIndex>,
+    /// Whose API key is which.
+    pub keys: Arc<Keys>,
 }
 
 impl RoutingInForce {
     /// Compiles a checked routing.
     #[must_use]
     pub fn new(routing: Routing) -> Self {
-        let keys = Arc::new(KeyIndex::new(&routing));
+        let keys = Arc::new(Keys::new(&routing));
         Self { compiled: CompiledRouting::new(routing), keys }
     }
 

@@ -14,10 +14,11 @@ use crate::domain::event::ClaimKey;
 use crate::domain::id::{LeadId, PublisherId};
 use crate::domain::lead::Lead;
 use crate::domain::outcome::{LeadStatus, Sold, UnsoldReason, Verdict};
-use crate::domain::routing::Routing;
-use crate::intake::auth::KeyIndex;
-use crate::intake::{LeadAnswer, LeadDesk, Submitted, reply};
+use crate::domain::routing::{Buyer, Routing};
+use crate::intake::auth::Keys;
+use crate::intake::{LeadAnswer, LeadDesk, ReturnAnswer, Submitted, reply};
 use crate::pipeline::{self, Progress, WalkOrder};
+use crate::settle::returns;
 use crate::store::{LeadState, StoreError};
 
 /// Admission is bounded by two calls to the store; a POST waits this much beyond its own time to learn whether its lead was
@@ -182,7 +183,7 @@ impl LeadDesk for Desk {
         self.gateway.routing().compiled.routing().clone()
     }
 
-    fn keys(&self) -> Arc<KeyIndex> {
+    fn keys(&self) -> Arc<Keys> {
         self.gateway.routing().keys.clone()
     }
 
@@ -217,6 +218,16 @@ impl LeadDesk for Desk {
                     LeadAnswer::NotFound => LeadAnswer::Unavailable,
                     known => known,
                 }
+            }
+        }
+    }
+
+    async fn take_back(&self, buyer: &Arc<Buyer>, lead: LeadId, reason: &str) -> ReturnAnswer {
+        match returns::return_sale(&self.gateway, buyer, lead, reason).await {
+            Ok(answer) => answer,
+            Err(error) => {
+                tracing::debug!(buyer = %buyer.id, %lead, %error, "a return has to wait");
+                ReturnAnswer::Unavailable
             }
         }
     }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 
 use crate::domain::id::BuyerId;
-use crate::ledger::{AttemptRow, EntryRow, LeadDetail};
+use crate::ledger::{AttemptRow, EntryRow, LeadDetail, ReturnRow};
 
 /// The lead, its explanation, attempts and entries.
 #[must_use]
@@ -28,6 +28,7 @@ pub fn as_json(detail: &LeadDetail) -> Value {
         "explanation": lead.explanation.as_deref().map(text_as_json),
         "attempts": detail.attempts.iter().map(attempt).collect::<Vec<_>>(),
         "entries": detail.entries.iter().map(entry).collect::<Vec<_>>(),
+        "returns": detail.returns.iter().map(returned).collect::<Vec<_>>(),
     })
 }
 
@@ -51,11 +52,21 @@ fn attempt(row: &AttemptRow) -> Value {
 
 fn entry(row: &EntryRow) -> Value {
     json!({
+        "buyer": row.buyer.as_str(),
         "account": row.account,
         "amount": row.amount.to_string(),
         "currency": row.currency.as_str(),
         "kind": row.kind,
         "booked_at": row.booked_at.to_string(),
+    })
+}
+
+fn returned(row: &ReturnRow) -> Value {
+    json!({
+        "buyer": row.buyer.as_str(),
+        "reason": row.reason,
+        "cap_freed": row.frees_cap,
+        "returned_at": row.returned_at.to_string(),
     })
 }
 
@@ -112,6 +123,16 @@ pub fn as_text(lead: &Value) -> String {
             text(&entry["amount"]),
             text(&entry["currency"]),
             text(&entry["kind"])
+        );
+    }
+    for returned in list(&lead["returns"]) {
+        let freed = if returned["cap_freed"] == true { "cap freed" } else { "cap kept" };
+        let _ = writeln!(
+            out,
+            "returned by {} at {}, {freed}: {}",
+            text(&returned["buyer"]),
+            text(&returned["returned_at"]),
+            text(&returned["reason"])
         );
     }
     out

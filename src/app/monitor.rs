@@ -18,6 +18,9 @@ const PATIENCE: Duration = Duration::from_millis(1500);
 /// Pauses made by other gateways are seen within a second (contract).
 const PAUSES_EVERY: Duration = Duration::from_millis(500);
 const HOUSE_EVERY: Duration = Duration::from_mins(10);
+/// A gateway that is often started anew removes payloads, too.
+const FIRST_HOUSE: Duration = Duration::from_secs(30);
+const BETWEEN_STEPS: Duration = Duration::from_millis(50);
 /// Payloads removed in one step: small, so that settlement is never held up.
 const PAYLOADS_MAX: usize = 500;
 
@@ -105,20 +108,37 @@ async fn show_caps(gateway: &Arc<Gateway>) {
     }
 }
 
-/// Removes old payloads, in small steps.
+/// Removes old payloads now and then.
 pub async fn keep_house(gateway: Arc<Gateway>) {
+    let mut pause = FIRST_HOUSE;
     loop {
         tokio::select! {
             () = gateway.shutdown.draining.cancelled() => return,
-            () = tokio::time::sleep(HOUSE_EVERY) => {}
+            () = tokio::time::sleep(pause) => {}
         }
-        let days = i64::from(gateway.config.ledger.payload_days);
-        let before = gateway.clock.now() - SignedDuration::from_hours(24 * days);
-        while let Ok(removed) = gateway.ledger.remove_payloads(before, PAYLOADS_MAX).await {
-            if removed < PAYLOADS_MAX as u64 || gateway.shutdown.is_draining() {
-                break;
-            }
+        pause = HOUSE_EVERY;
+        if let Err(error) = remove_old_payloads(&gateway).await {
+            tracing::warn!(%error, "old payloads are not removed yet");
         }
+    }
+}
+
+/// Removes the payloads of leads that are older than `payload_days`, in small steps; answers how many.
+///
+/// # Errors
+/// The ledger is away, or others were in the way; what was removed until then stays removed.
+pub async fn remove_old_payloads(gateway: &Gateway) -> Result<u64, LedgerError> {
+    let days = i64::from(gateway.config.ledger.payload_days);
+    let before = gateway.clock.now() - SignedDuration::from_hours(24 * days);
+    let mut all = 0;
+    loop {
+        let removed = gateway.ledger.remove_payloads(before, PAYLOADS_MAX).await?;
+        all += removed;
+        if removed < PAYLOADS_MAX as u64 || gateway.shutdown.is_draining() {
+            return Ok(all);
+        }
+        // A backlog of years must not keep settlement waiting.
+        tokio::time::sleep(BETWEEN_STEPS).await;
     }
 }
 

@@ -28,6 +28,9 @@ pub(super) fn run(path: Option<&Path>) -> ExitCode {
                     let state = if step.was_applied_now { "applied" } else { "in force" };
                     println!("{:>4}  {:<10} {}", step.version, state, step.description);
                 }
+                let applied = steps.iter().filter(|step| step.was_applied_now).count();
+                let last = steps.last().map_or(0, |step| step.version);
+                println!("the ledger is at migration {last}; {applied} applied now");
                 ExitCode::SUCCESS
             }
             Err(error) => fail(&error.to_string()),

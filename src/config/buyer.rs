@@ -13,14 +13,17 @@ use super::caps;
 use super::item::{Item, Reader};
 use super::matching;
 use super::process::FORWARD_TIMEOUT_MS_MAX;
+use super::publisher;
 use super::request;
 use super::routing::Known;
 use crate::domain::id::BuyerId;
-use crate::domain::routing::{Buyer, OnCrash, OnTimeout};
+use crate::domain::routing::{Buyer, OnCrash, OnTimeout, ReturnTerms};
 use crate::domain::window::WindowKind;
 
 /// Most forwards under way at once to one buyer.
 const IN_FLIGHT_MAX: u32 = 100_000;
+/// Ten years.
+const RETURN_DAYS_MAX: u32 = 3_650;
 
 pub(super) fn read(id: &BuyerId, reader: &Reader<'_>, forward: &ForwardConfig, known: &Known) -> Option<Arc<Buyer>> {
     let url = reader.required("url", "http://HOST/PATH or https://HOST/PATH").and_then(|item| url(item, forward));
@@ -48,9 +51,9 @@ pub(super) fn read(id: &BuyerId, reader: &Reader<'_>, forward: &ForwardConfig, k
     let hours: Vec<_> = reader.tables("hours").into_iter().map(matching::hours).collect();
     let request = request::read(reader.table("request"));
     let answer = answer::read(reader.table("answer"));
-    for key in ["duplicates", "keys_sha256", "return_within_days", "returns_free_cap"] {
-        reader.not_available_yet(key);
-    }
+    let keys = publisher::keys(reader);
+    let returns = return_terms(reader, !keys.is_empty());
+    reader.not_available_yet("duplicates");
 
     if !answer.as_ref().is_none_or(|answer| answer.is_explicit) {
         reader.warn(
@@ -81,7 +84,26 @@ pub(super) fn read(id: &BuyerId, reader: &Reader<'_>, forward: &ForwardConfig, k
         hours: hours.into_iter().flatten().collect(),
         request: request?,
         answer: answer?,
+        keys,
+        returns,
     }))
+}
+
+/// Without keys there is nobody who could return anything, so a rule about returns is probably half of what was meant.
+fn return_terms(reader: &Reader<'_>, has_keys: bool) -> ReturnTerms {
+    for key in ["return_within_days", "returns_free_cap"] {
+        if !has_keys && reader.item(key).is_some() {
+            reader.warn(
+                key,
+                "has no effect without keys_sha256",
+                "the hash that `capgate key` prints, or no such rule",
+            );
+        }
+    }
+    ReturnTerms {
+        within_days: reader.integer("return_within_days", (0, RETURN_DAYS_MAX), 30),
+        frees_cap: reader.flag("returns_free_cap", false),
+    }
 }
 
 fn url(item: Item<'_>, forward: &ForwardConfig) -> Option<Url> {

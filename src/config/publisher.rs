@@ -21,6 +21,9 @@ const WAIT_MS_MAX: u64 = 120_000;
 
 pub(super) fn read(id: &PublisherId, reader: &Reader<'_>, known: &Known) -> Option<Arc<Publisher>> {
     let keys = keys(reader);
+    if keys.is_empty() {
+        reader.warn("keys_sha256", "names no key, so this publisher cannot send", "the hash that `capgate key` prints");
+    }
     let throttle = reader.table("throttle").and_then(throttle);
     let payout = reader.required("payout", PAYOUT).and_then(|item| item.table()).and_then(payout);
     let campaigns = reader.item("campaigns").map(|item| campaigns(&item, known));
@@ -72,19 +75,16 @@ fn mapping(reader: &Reader<'_>) -> Vec<(Arc<str>, String)> {
 
 const PAYOUT: &str = "{ percent = \"70\" } or { flat = \"8.00\" }";
 
-fn keys(reader: &Reader<'_>) -> Vec<KeyHash> {
-    let keys: Vec<KeyHash> = reader
+/// The hashes of API keys, for publishers and buyers alike.
+pub(super) fn keys(reader: &Reader<'_>) -> Vec<KeyHash> {
+    reader
         .item("keys_sha256")
         // Somebody may have written the key itself.
         .map(|item| item.secret().list("a list of SHA-256 hashes"))
         .unwrap_or_default()
         .into_iter()
         .filter_map(|item| key_hash(&item))
-        .collect();
-    if keys.is_empty() {
-        reader.warn("keys_sha256", "names no key, so this publisher cannot send", "the hash that `capgate key` prints");
-    }
-    keys
+        .collect()
 }
 
 fn key_hash(item: &Item<'_>) -> Option<KeyHash> {

@@ -92,7 +92,8 @@ fn read(root: &Reader<'_>, version: u64, forward: &ForwardConfig) -> Routing {
     let campaigns =
         one_each("campaign", campaigns, CampaignId::new, |id, reader| campaign::read(id, reader, &known_buyers));
 
-    keys_belong_to_one_publisher(&publishers);
+    keys_belong_to_one("publisher", &publishers, |publisher: &Publisher| &publisher.keys);
+    keys_belong_to_one("buyer", &buyers, |buyer: &Buyer| &buyer.keys);
     buyers_are_offered_in_one_currency(&buyers, &campaigns);
     Routing { version, publishers: close(publishers), buyers: close(buyers), campaigns: close(campaigns) }
 }
@@ -151,19 +152,23 @@ fn close<Id: std::hash::Hash + Eq, T>(all: BTreeMap<Id, Described<'_, T>>) -> Ha
     all.into_iter().filter_map(end).collect()
 }
 
-/// A key names its publisher; two owners would make the lead anybody's.
-fn keys_belong_to_one_publisher(publishers: &BTreeMap<PublisherId, Described<'_, Arc<Publisher>>>) {
-    let mut owners: HashMap<KeyHash, &PublisherId> = HashMap::new();
-    for (id, publisher) in publishers {
-        for key in publisher.described.iter().flat_map(|publisher| &publisher.keys) {
+/// A key names its owner; two owners would make what comes with it anybody's.
+fn keys_belong_to_one<Id: Ord + std::fmt::Display, T>(
+    what: &str,
+    all: &BTreeMap<Id, Described<'_, Arc<T>>>,
+    keys: impl Fn(&T) -> &[KeyHash],
+) {
+    let mut owners: HashMap<KeyHash, &Id> = HashMap::new();
+    for (id, one) in all {
+        for key in one.described.iter().flat_map(|described| keys(described)) {
             match owners.insert(*key, id) {
                 None => {}
                 Some(owner) if owner == id => {
-                    publisher.reader.fail("keys_sha256", "lists a key twice", "each key once");
+                    one.reader.fail("keys_sha256", "lists a key twice", "each key once");
                 }
                 Some(owner) => {
-                    let wrong = format!("shares a key with publisher {owner}");
-                    publisher.reader.fail("keys_sha256", wrong, "keys that no other publisher has");
+                    let wrong = format!("shares a key with {what} {owner}");
+                    one.reader.fail("keys_sha256", wrong, format!("keys that no other {what} has"));
                 }
             }
         }

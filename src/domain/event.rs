@@ -1,7 +1,8 @@
 //! Journal events: what settlement moves into the books. Self-contained and unordered across partitions.
 //!
-//! An event is stored as JSON with a version; readers accept this version and the one before it, and leave unknown ones
-//! where they are.
+//! An event is stored as JSON with a version, the first one that knew its kind; readers accept every version up to theirs and
+//! leave unknown ones where they are. So gateways of the version before settle all that they know, and nothing that they do
+//! not (F80).
 
 use std::borrow::Cow;
 
@@ -11,8 +12,8 @@ use super::id::{BuyerId, CampaignId, CapId, LeadId, Partition, PublisherId};
 use super::money::{Currency, Micros};
 use super::outcome::{AttemptOutcome, LeadStatus, Verdict};
 
-/// Version written into each event.
-pub const EVENT_VERSION: u8 = 1;
+/// The newest version that is read here.
+pub const EVENT_VERSION: u8 = 2;
 
 /// Which life of a partition's data: rises when the store came back empty or older.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize)]
@@ -73,6 +74,8 @@ pub enum Event {
     Attempt(Attempt),
     /// A lead got its verdict.
     Closed(Closed),
+    /// A buyer gave a lead back. Since version 2.
+    Returned(Returned),
 }
 
 #[derive(Serialize, Deserialize)]
@@ -93,11 +96,18 @@ pub enum UnreadableEvent {
 }
 
 impl Event {
+    fn version(&self) -> u8 {
+        match self {
+            Self::Received(_) | Self::Attempt(_) | Self::Closed(_) => 1,
+            Self::Returned(_) => 2,
+        }
+    }
+
     /// The stored form.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         // Cannot fail because events hold only strings, integers and lists, which JSON can always express.
-        serde_json::to_vec(&Envelope { v: EVENT_VERSION, e: Cow::Borrowed(self) }).unwrap_or_default()
+        serde_json::to_vec(&Envelope { v: self.version(), e: Cow::Borrowed(self) }).unwrap_or_default()
     }
 
     /// Reads the stored form.
@@ -110,7 +120,7 @@ impl Event {
             v: u8,
         }
         let version: VersionOnly = serde_json::from_slice(bytes).map_err(|_| UnreadableEvent::Malformed)?;
-        if version.v != EVENT_VERSION {
+        if !(1..=EVENT_VERSION).contains(&version.v) {
             return Err(UnreadableEvent::Version(version.v));
         }
         let envelope: Envelope<'_> = serde_json::from_slice(bytes).map_err(|_| UnreadableEvent::Malformed)?;
@@ -273,6 +283,27 @@ impl Closed {
     }
 }
 
+/// A buyer gave a lead back that was sold to it; in the buyer's partition.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Returned {
+    /// The lead.
+    pub lead: LeadId,
+    /// Who had it.
+    pub buyer: BuyerId,
+    /// Who sent it.
+    pub publisher: PublisherId,
+    /// The buyer's words.
+    pub reason: String,
+    /// Unix microseconds.
+    pub returned_at_us: i64,
+    /// The sale as it was booked; every line of it is booked the other way round.
+    pub sale: SaleMoney,
+    /// Does the sale no longer count in its cap windows?
+    pub frees_cap: bool,
+    /// What goes back to the windows of the sale; empty where the cap is not freed.
+    pub windows: Vec<WindowAmount>,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -290,8 +321,27 @@ mod tests {
         });
         let bytes = event.to_bytes();
         assert_eq!(Event::from_bytes(&bytes), Ok(event));
+        assert!(bytes.starts_with(b"{\"v\":1,"), "a gateway of the version before reads it");
+        assert_eq!(Event::from_bytes(b"{\"v\":0,\"e\":{}}"), Err(UnreadableEvent::Version(0)));
         assert_eq!(Event::from_bytes(b"{\"v\":9,\"e\":{\"t\":\"novel\"}}"), Err(UnreadableEvent::Version(9)));
         assert_eq!(Event::from_bytes(b"{\"v\":1,\"e\":{}}"), Err(UnreadableEvent::Malformed));
         assert_eq!(Event::from_bytes(b"\xff"), Err(UnreadableEvent::Malformed));
+    }
+
+    #[test]
+    fn f80_an_event_is_written_under_the_first_version_that_knew_its_kind() {
+        let returned = Event::Returned(Returned {
+            lead: LeadId::generate(),
+            buyer: BuyerId::new("sunco").unwrap(),
+            publisher: PublisherId::new("acme").unwrap(),
+            reason: "no such number".into(),
+            returned_at_us: 1,
+            sale: SaleMoney { price: Micros(2), payout: Micros(1), currency: Currency::new("USD").unwrap() },
+            frees_cap: true,
+            windows: vec![WindowAmount { cap: CapId::new("day"), start_ms: 0, amount: 1 }],
+        });
+        let bytes = returned.to_bytes();
+        assert!(bytes.starts_with(b"{\"v\":2,"), "the version before stops at it and does not bury it");
+        assert_eq!(Event::from_bytes(&bytes), Ok(returned));
     }
 }

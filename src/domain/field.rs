@@ -30,6 +30,12 @@ pub fn known(name: &str) -> Option<&'static str> {
     ALIASES.iter().find(|(_, aliases)| aliases.contains(&squeezed.as_str())).map(|(canonical, _)| *canonical)
 }
 
+/// Does a field of this canonical name say who or where exactly a person is? Its value is for the payload alone (P9).
+#[must_use]
+pub fn is_personal(canonical: &str) -> bool {
+    ["first_name", "last_name", "email", "phone", "address"].iter().any(|name| name.eq_ignore_ascii_case(canonical))
+}
+
 /// The canonical name, or the name itself where none is known.
 #[must_use]
 pub fn canonical(name: &str) -> Arc<str> {

@@ -15,3 +15,4 @@ pub mod pointer;
 pub mod routing;
 pub mod signature;
 pub mod window;
+pub mod words;

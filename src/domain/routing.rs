@@ -119,6 +119,15 @@ pub enum On5xx {
     InDoubt,
 }
 
+/// What was agreed with a buyer about giving leads back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReturnTerms {
+    /// Days after the sale, of 24 hours; 0: never.
+    pub within_days: u32,
+    /// Does a returned lead no longer count in the cap windows of its sale?
+    pub frees_cap: bool,
+}
+
 /// Who takes leads.
 #[derive(Debug)]
 pub struct Buyer {
@@ -150,6 +159,10 @@ pub struct Buyer {
     pub request: RequestShape,
     /// How the answer is read.
     pub answer: AnswerRules,
+    /// Keys in force of the buyer's own calls; none: it makes none.
+    pub keys: Vec<KeyHash>,
+    /// See [`ReturnTerms`].
+    pub returns: ReturnTerms,
 }
 
 /// Static rules of a buyer. An absent rule always holds.

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Facts, Skipped, hours, rules};
 use crate::domain::explanation::Check;
+use crate::domain::field::is_personal;
 use crate::domain::id::{BuyerId, PublisherId};
 use crate::domain::lead::{FieldValue, Lead};
 use crate::domain::place;
@@ -93,6 +94,8 @@ fn field(buyer: &Buyer, lead: &Lead) -> Option<Failure> {
     let rule = rules::first_broken(&buyer.filter.rules, lead)?;
     let given = match lead.fields.get(&rule.field) {
         Some(FieldValue::Nested(_)) => Some("(nested)"),
+        // The explanation outlives the payload, and is shown in lists.
+        Some(FieldValue::Text(_) | FieldValue::Number(_)) if is_personal(&rule.field) => Some("(given)"),
         value => value.and_then(FieldValue::as_text),
     };
     let mut values = compared(Value::Object(describe(rule)), given);

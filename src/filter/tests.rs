@@ -12,7 +12,7 @@ use crate::domain::lead::{FieldValue, Fields};
 use crate::domain::money::{Currency, Micros};
 use crate::domain::routing::{
     AnswerRule, AnswerRules, BodyFormat, Buyer, BuyerFilter, CandidateOrder, FieldRule, Hours, On5xx, OnCrash,
-    OnTimeout, RequestShape, ZipPattern,
+    OnTimeout, RequestShape, ReturnTerms, ZipPattern,
 };
 
 mod reference;
@@ -41,6 +41,8 @@ fn buyer(id: &str, filter: BuyerFilter) -> Buyer {
             redirect_url: None,
             is_explicit: true,
         },
+        keys: vec![],
+        returns: ReturnTerms { within_days: 0, frees_cap: false },
     }
 }
 

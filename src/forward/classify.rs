@@ -7,10 +7,12 @@ use http::header::{CONTENT_ENCODING, RETRY_AFTER};
 use jiff::Timestamp;
 
 use super::rest::REST_MAX_S;
+use crate::domain::lead::Fields;
 use crate::domain::money::Micros;
 use crate::domain::outcome::{Acceptance, Outcome};
 use crate::domain::pointer::Document;
 use crate::domain::routing::{AnswerRule, AnswerRules, On5xx};
+use crate::domain::words::without_values;
 
 /// Longest part of a buyer's own words that is kept, in characters.
 pub const REASON_CHARS_MAX: usize = 200;
@@ -72,9 +74,10 @@ impl<'a> Readable<'a> {
 
 /// Reads an answer: only what `accepted` matches is a sale, everything else is a "no" with a reason, and a 5xx is in doubt
 /// where the buyer is set so. Where `accepted` names nothing but statuses and `duplicate` matches too, the duplicate counts:
-/// it was the more exact word. `now` is for a `Retry-After` that is a date.
+/// it was the more exact word. What the buyer's words repeat of the fields that were sent is left out (P9). `now` is for a
+/// `Retry-After` that is a date.
 #[must_use]
-pub fn classify(answer: &Answer<'_>, rules: &AnswerRules, now: Timestamp) -> Outcome {
+pub fn classify(answer: &Answer<'_>, rules: &AnswerRules, sent: &Fields, now: Timestamp) -> Outcome {
     let status = answer.status;
     let body = Readable::new(answer);
     let is_success = (200..300).contains(&status);
@@ -93,7 +96,8 @@ pub fn classify(answer: &Answer<'_>, rules: &AnswerRules, now: Timestamp) -> Out
     if is_failure && !is_duplicate && rules.on_5xx == On5xx::InDoubt {
         return Outcome::InDoubt { reason: "http_5xx", http_status: Some(status) };
     }
-    let words = body.at(rules.reason.as_ref()).and_then(|text| own_words(&text));
+    // Masked before they are cut, so that no half of a value is left at the end.
+    let words = body.at(rules.reason.as_ref()).and_then(|text| own_words(&without_values(&bounded(&text), sent)));
     let reason = if is_duplicate {
         words.unwrap_or_else(|| "duplicate".to_owned())
     } else if is_success {
@@ -121,6 +125,11 @@ pub fn rest_s(status: u16, headers: &HeaderMap, now: Timestamp) -> Option<u32> {
     let at = jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(text).ok()?;
     let seconds = at.duration_since(now).as_secs().clamp(0, i64::from(REST_MAX_S));
     u32::try_from(seconds).ok()
+}
+
+/// As much of a text as masking is worth its time (P7).
+fn bounded(text: &str) -> String {
+    text.chars().take(REASON_CHARS_MAX * 4).collect()
 }
 
 /// A buyer's words without control characters, cut; `None` when nothing is left.
@@ -170,7 +179,7 @@ mod tests {
             .iter()
             .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)))
             .collect();
-        classify(&Answer { status, headers: &headers, body: body.as_bytes() }, rules, now())
+        classify(&Answer { status, headers: &headers, body: body.as_bytes() }, rules, &Fields::default(), now())
     }
 
     fn read(status: u16, body: &str) -> Outcome {

@@ -10,6 +10,7 @@ use super::classify::{Answer, classify, rest_s};
 use super::progress::Progress;
 use super::resolve::ResolveError;
 use crate::clock::Clock;
+use crate::domain::lead::Fields;
 use crate::domain::outcome::Outcome;
 use crate::domain::routing::AnswerRules;
 
@@ -28,13 +29,15 @@ impl From<Outcome> for Exchanged {
     }
 }
 
-/// Sends `request` once and reads its answer to the last byte, at most `answer_bytes_max` of it. Errors of the client hold
+/// Sends `request` once and reads its answer to the last byte, at most `answer_bytes_max` of it. `sent` is what the request
+/// says of the lead. Errors of the client hold
 /// URLs, which may hold secrets: they are looked at here and never leave (P9).
 pub async fn exchange(
     client: &Client,
     request: Request,
     progress: &Progress,
     rules: &AnswerRules,
+    sent: &Fields,
     answer_bytes_max: usize,
     clock: &dyn Clock,
 ) -> Exchanged {
@@ -50,7 +53,7 @@ pub async fn exchange(
         Ok(body) => {
             let now = clock.now();
             let answer = Answer { status, headers: &headers, body: &body };
-            Exchanged { outcome: classify(&answer, rules, now), rest_s: rest_s(status, &headers, now) }
+            Exchanged { outcome: classify(&answer, rules, sent, now), rest_s: rest_s(status, &headers, now) }
         }
         // It was not answered in full: whatever its head said, nobody knows what the rest would have been.
         Err(reason) => Outcome::InDoubt { reason, http_status: Some(status) }.into(),

@@ -164,7 +164,7 @@ impl Shared {
             }
         };
         let bytes_max = self.answer_bytes_max;
-        let call = exchange(&self.client, request, &progress, &buyer.answer, bytes_max, &*self.clock);
+        let call = exchange(&self.client, request, &progress, &buyer.answer, &lead.fields, bytes_max, &*self.clock);
         let mut call = std::pin::pin!(call);
 
         // A caller that left has no use for the word; sending to it fails, and nothing is lost by that.

@@ -7,7 +7,8 @@ use crate::domain::field::canonical;
 use crate::domain::id::{CampaignId, LeadId, PublisherId};
 use crate::domain::lead::{FieldValue, Fields};
 use crate::domain::routing::{
-    AnswerRule, AnswerRules, BodyFormat, BuyerFilter, FieldSource, On5xx, OnCrash, OnTimeout, RequestShape, Secret,
+    AnswerRule, AnswerRules, BodyFormat, BuyerFilter, FieldSource, On5xx, OnCrash, OnTimeout, RequestShape,
+    ReturnTerms, Secret,
 };
 use crate::domain::signature::SigningKey;
 
@@ -35,6 +36,8 @@ fn buyer(url: &str, in_flight_max: usize) -> Arc<Buyer> {
             redirect_url: None,
             is_explicit: true,
         },
+        keys: vec![],
+        returns: ReturnTerms { within_days: 0, frees_cap: false },
     })
 }
 

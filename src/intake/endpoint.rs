@@ -1,12 +1,14 @@
-//! The publisher API: routes, and the order in which a request is looked at.
+//! The API of publishers and buyers: routes, and the order in which a request is looked at.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName};
 use http::request::Parts;
 use http::{Method, Uri};
 use jiff::Timestamp;
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::body::{Body, BodyFault};
@@ -15,7 +17,7 @@ use super::refusal::Refusal;
 use super::server::{Handler, Reply};
 use super::throttle::{Asked, Throttles};
 use super::wire::HeadFault;
-use super::{LeadAnswer, LeadDesk, Submitted, auth, check, reply};
+use super::{LeadAnswer, LeadDesk, Submitted, check, reply};
 use crate::config::IntakeConfig;
 use crate::domain::id::{CampaignId, LeadId};
 use crate::domain::lead::Lead;
@@ -26,12 +28,14 @@ use crate::telemetry::Telemetry;
 
 /// The publisher API.
 pub struct Endpoint {
-    desk: Arc<dyn LeadDesk>,
+    pub(super) desk: Arc<dyn LeadDesk>,
     telemetry: Arc<Telemetry>,
-    throttles: Throttles,
+    pub(super) throttles: Throttles,
     answer_within: Duration,
-    body_bytes_max: usize,
+    pub(super) body_bytes_max: usize,
     body_timeout: Duration,
+    /// Calls of buyers that are under way.
+    pub(super) buyer_calls: Semaphore,
 }
 
 /// A known path with a known method.
@@ -39,6 +43,7 @@ enum Route<'a> {
     PostLead { campaign: &'a str },
     GetLead { lead: &'a str },
     GetOpenApi,
+    PostReturn { buyer: &'a str, lead: &'a str },
 }
 
 impl Handler for Endpoint {
@@ -48,6 +53,7 @@ impl Handler for Endpoint {
             Ok(Route::PostLead { campaign }) => self.post_lead(campaign, &head, body, since).await,
             Ok(Route::GetLead { lead }) => self.get_lead(lead, &head).await,
             Ok(Route::GetOpenApi) => Ok(openapi::reply()),
+            Ok(Route::PostReturn { buyer, lead }) => self.post_return(buyer, lead, &head, body).await,
             Err(refusal) => Err(refusal),
         };
         answered.unwrap_or_else(|refusal| self.refuse(&refusal))
@@ -72,6 +78,7 @@ impl Endpoint {
             answer_within: config.answer_within,
             body_bytes_max: config.body_bytes_max,
             body_timeout: config.body_timeout,
+            buyer_calls: Semaphore::new(super::buyers::CALLS_MAX),
         }
     }
 
@@ -93,11 +100,7 @@ impl Endpoint {
         if self.desk.is_draining() {
             return Err(Refusal::Unavailable("the gateway is going down"));
         }
-        let body = body.read(self.body_bytes_max, self.body_timeout).await.map_err(|fault| match fault {
-            BodyFault::TooLarge => Refusal::TooLarge { bytes_max: self.body_bytes_max },
-            BodyFault::TimedOut => Refusal::BodyTimeout,
-            BodyFault::Broken => Refusal::Malformed("the body is incomplete".into()),
-        })?;
+        let body = self.read(body, self.body_bytes_max).await?;
         if signature.as_ref().is_some_and(|signature| !signature.is_of(&body, self.desk.now())) {
             return Err(Refusal::Unauthorized);
         }
@@ -130,6 +133,14 @@ impl Endpoint {
         Ok(answered)
     }
 
+    pub(super) async fn read(&self, body: &mut Body, bytes_max: usize) -> Result<Bytes, Refusal> {
+        body.read(bytes_max, self.body_timeout).await.map_err(|fault| match fault {
+            BodyFault::TooLarge => Refusal::TooLarge { bytes_max },
+            BodyFault::TimedOut => Refusal::BodyTimeout,
+            BodyFault::Broken => Refusal::Malformed("the body is incomplete".into()),
+        })
+    }
+
     async fn get_lead(&self, lead: &str, head: &Parts) -> Result<Reply, Refusal> {
         let routing = self.desk.routing();
         let publisher = self.publisher(&routing, &head.headers)?;
@@ -145,7 +156,7 @@ impl Endpoint {
 
     fn publisher<'a>(&self, routing: &'a Routing, headers: &HeaderMap) -> Result<&'a Arc<Publisher>, Refusal> {
         let keys = self.desk.keys();
-        let id = auth::publisher(headers, &keys)?;
+        let id = keys.publisher(headers)?;
         // The index may be one reload ahead of the routing, or behind it.
         routing.publishers.get(id).ok_or(Refusal::Unauthorized)
     }
@@ -163,15 +174,19 @@ fn route<'a>(method: &Method, uri: &'a Uri) -> Result<Route<'a>, Refusal> {
     if uri.path() == openapi::PATH {
         return if *method == Method::GET { Ok(Route::GetOpenApi) } else { Err(Refusal::MethodNotAllowed("GET")) };
     }
-    let mut parts = uri.path().strip_prefix("/v1/").ok_or(Refusal::NotFound)?.split('/');
-    match (parts.next(), parts.next(), parts.next(), parts.next()) {
-        (Some("campaigns"), Some(campaign), Some("leads"), None) if *method == Method::POST => {
-            Ok(Route::PostLead { campaign })
-        }
-        (Some("campaigns"), Some(_), Some("leads"), None) => Err(Refusal::MethodNotAllowed("POST")),
-        (Some("leads"), Some(lead), None, _) if *method == Method::GET => Ok(Route::GetLead { lead }),
-        (Some("leads"), Some(_), None, _) => Err(Refusal::MethodNotAllowed("GET")),
-        _ => Err(Refusal::NotFound),
+    let path = uri.path().strip_prefix("/v1/").ok_or(Refusal::NotFound)?;
+    // One more than the longest path has.
+    let parts: Vec<&str> = path.splitn(6, '/').collect();
+    let (route, known) = match parts[..] {
+        ["campaigns", campaign, "leads"] => (Route::PostLead { campaign }, Method::POST),
+        ["leads", lead] => (Route::GetLead { lead }, Method::GET),
+        ["buyers", buyer, "leads", lead, "return"] => (Route::PostReturn { buyer, lead }, Method::POST),
+        _ => return Err(Refusal::NotFound),
+    };
+    match (known == Method::GET, *method == known) {
+        (_, true) => Ok(route),
+        (true, false) => Err(Refusal::MethodNotAllowed("GET")),
+        (false, false) => Err(Refusal::MethodNotAllowed("POST")),
     }
 }
 
@@ -226,7 +241,7 @@ fn single(headers: &HeaderMap, name: HeaderName) -> Result<Option<&str>, ()> {
     value.to_str().map(Some).map_err(|_| ())
 }
 
-fn body_type(headers: &HeaderMap) -> Result<BodyType, Refusal> {
+pub(super) fn body_type(headers: &HeaderMap) -> Result<BodyType, Refusal> {
     // A compressed body could be small here and huge behind us.
     match single(headers, CONTENT_ENCODING) {
         Ok(None) => {}
@@ -280,12 +295,13 @@ mod tests {
             Route::PostLead { .. } => "postLead",
             Route::GetLead { .. } => "getLead",
             Route::GetOpenApi => "getOpenApi",
+            Route::PostReturn { .. } => "returnLead",
         };
         let routed = openapi::tests::operations("publisher", |method, path| {
             let uri = path.parse().unwrap();
             route(&method, &uri).ok().map(|route| operation(&route))
         });
-        assert_eq!(routed, ["getLead", "getOpenApi", "postLead"]);
+        assert_eq!(routed, ["getLead", "getOpenApi", "postLead", "returnLead"]);
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The publishers' side: from bytes on a socket to a [`Lead`], and from a verdict to an answer.
+//! The listener for publishers and for what buyers ask of their own: from bytes on a socket to a [`Lead`], and from a verdict
+//! to an answer.
 //!
 //! Nothing here stores or decides. Bad input never reaches the [`LeadDesk`], so it can take nothing (P7).
 
@@ -15,11 +16,13 @@ use crate::config::IntakeConfig;
 use crate::domain::event::ClaimKey;
 use crate::domain::id::{LeadId, PublisherId};
 use crate::domain::lead::Lead;
-use crate::domain::routing::Routing;
+use crate::domain::money::{Currency, Micros};
+use crate::domain::routing::{Buyer, Routing};
 use crate::telemetry::Telemetry;
 
 pub mod auth;
 pub mod body;
+mod buyers;
 pub mod check;
 pub mod endpoint;
 pub mod parse;
@@ -68,14 +71,42 @@ pub enum LeadAnswer {
     Unavailable,
 }
 
+/// What a buyer is told about a lead that it has given back; the same for every repeat.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReturnReceipt {
+    /// What the buyer had been charged.
+    pub price: Micros,
+    /// Of the price.
+    pub currency: Currency,
+    /// Does the sale no longer count in its cap windows?
+    pub frees_cap: bool,
+}
+
+/// What became of a return.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ReturnAnswer {
+    /// It is booked; now or by an earlier call.
+    Returned(ReturnReceipt),
+    /// The buyer was never offered such a lead.
+    NotFound,
+    /// It was offered and not sold to this buyer.
+    NotSold,
+    /// It was sold too long ago.
+    TooLate,
+    /// The sale is not booked yet: a late answer or an operator may still decide.
+    Undecided,
+    /// Store or ledger are away; a repeat goes on from where it stopped.
+    Unavailable,
+}
+
 /// The rest of the gateway, as intake sees it.
 #[async_trait]
 pub trait LeadDesk: Send + Sync {
     /// The routing in force.
     fn routing(&self) -> Arc<Routing>;
 
-    /// The index of its publishers' keys.
-    fn keys(&self) -> Arc<auth::KeyIndex>;
+    /// Every key in force.
+    fn keys(&self) -> Arc<auth::Keys>;
 
     /// Takes a lead and answers within `wait`. The walk runs in a task of its own: dropping the returned future changes
     /// nothing (F44). A test lead comes without a claim and is answered with its explanation.
@@ -83,6 +114,9 @@ pub trait LeadDesk: Send + Sync {
 
     /// A lead as it stands now; another publisher's lead is not found.
     async fn answer(&self, publisher: &PublisherId, lead: LeadId) -> LeadAnswer;
+
+    /// Takes a lead back that was sold to the buyer.
+    async fn take_back(&self, buyer: &Arc<Buyer>, lead: LeadId, reason: &str) -> ReturnAnswer;
 
     /// Is the gateway going down? Then no lead is taken.
     fn is_draining(&self) -> bool;

@@ -29,7 +29,7 @@ pub enum Refusal {
     CampaignNotAllowed,
     /// No such campaign.
     UnknownCampaign,
-    /// No such path, or no such lead of this publisher.
+    /// No such path, or no such lead of this caller.
     NotFound,
     /// The path is known, the method is not; lists those that are.
     MethodNotAllowed(&'static str),
@@ -50,7 +50,16 @@ pub enum Refusal {
     InvalidLead(Vec<FieldProblem>),
     /// The idempotency key was used with another body.
     IdempotencyKeyReused,
-    /// Above the publisher's throttle.
+    /// The buyer was offered the lead and did not get it, so there is nothing to give back.
+    NotSold,
+    /// The time for it is over; says which.
+    TooLate(String),
+    /// It is not known yet whether the buyer has the lead, or the sale is not booked.
+    Undecided {
+        /// When to ask again.
+        retry_after_s: u64,
+    },
+    /// Above the caller's throttle.
     Throttled {
         /// When to come again.
         retry_after_s: u64,
@@ -61,7 +70,7 @@ pub enum Refusal {
 
 impl Refusal {
     /// Every code, for metric series that start at 0.
-    pub const CODES: [&'static str; 13] = [
+    pub const CODES: [&'static str; 16] = [
         "malformed",
         "unauthorized",
         "campaign_not_allowed",
@@ -73,6 +82,9 @@ impl Refusal {
         "unsupported_media_type",
         "invalid_lead",
         "idempotency_key_reused",
+        "not_sold",
+        "too_late",
+        "undecided",
         "throttled",
         "unavailable",
     ];
@@ -92,6 +104,9 @@ impl Refusal {
             Self::UnsupportedMediaType(_) => "unsupported_media_type",
             Self::InvalidLead(_) => "invalid_lead",
             Self::IdempotencyKeyReused => "idempotency_key_reused",
+            Self::NotSold => "not_sold",
+            Self::TooLate(_) => "too_late",
+            Self::Undecided { .. } => "undecided",
             Self::Throttled { .. } => "throttled",
             Self::Unavailable(_) => "unavailable",
         }

@@ -6,6 +6,7 @@ use http::{Response, StatusCode};
 use http_body_util::Full;
 use serde::Serialize;
 
+use super::ReturnReceipt;
 use super::refusal::{FieldProblem, Refusal};
 use super::server::Reply;
 use crate::domain::explanation::Explanation;
@@ -103,6 +104,29 @@ pub fn pending(lead: LeadId) -> Reply {
     json(StatusCode::OK, pending_body(lead).into())
 }
 
+#[derive(Serialize)]
+struct ReturnAnswer {
+    lead_id: LeadId,
+    status: &'static str,
+    price: String,
+    currency: Currency,
+    cap_freed: bool,
+}
+
+/// 200: the buyer has given the lead back. `price` is what it had been charged and is charged no more.
+#[must_use]
+pub fn returned(lead: LeadId, receipt: &ReturnReceipt) -> Reply {
+    let answer = ReturnAnswer {
+        lead_id: lead,
+        status: "returned",
+        price: receipt.price.to_string(),
+        currency: receipt.currency,
+        cap_freed: receipt.frees_cap,
+    };
+    // Cannot fail because the answer holds only strings and a boolean.
+    json(StatusCode::OK, serde_json::to_vec(&answer).unwrap_or_default().into())
+}
+
 /// A JSON answer that no cache may keep.
 #[must_use]
 pub fn json(status: StatusCode, body: Bytes) -> Reply {
@@ -171,16 +195,20 @@ pub fn refused(refusal: &Refusal) -> Reply {
         Refusal::IdempotencyKeyReused => {
             plain(StatusCode::UNPROCESSABLE_ENTITY, "this idempotency key was used with another body")
         }
+        Refusal::NotSold => plain(StatusCode::CONFLICT, "the lead was not sold to this buyer"),
+        Refusal::TooLate(detail) => plain(StatusCode::CONFLICT, detail),
+        Refusal::Undecided { retry_after_s } => with(
+            plain(StatusCode::CONFLICT, "the sale is not booked yet: ask again"),
+            RETRY_AFTER,
+            HeaderValue::from(*retry_after_s),
+        ),
         Refusal::Throttled { retry_after_s } => with(
             plain(StatusCode::TOO_MANY_REQUESTS, "above the agreed rate"),
             RETRY_AFTER,
             HeaderValue::from(*retry_after_s),
         ),
         Refusal::Unavailable(detail) => with(
-            plain(
-                StatusCode::SERVICE_UNAVAILABLE,
-                &format!("{detail}; not confirmed, send it again with the same key"),
-            ),
+            plain(StatusCode::SERVICE_UNAVAILABLE, &format!("{detail}; not confirmed, send the same again")),
             RETRY_AFTER,
             HeaderValue::from(1_u64),
         ),
@@ -246,6 +274,9 @@ mod tests {
             (Refusal::UnsupportedMediaType("x"), 415),
             (Refusal::InvalidLead(vec![]), 422),
             (Refusal::IdempotencyKeyReused, 422),
+            (Refusal::NotSold, 409),
+            (Refusal::TooLate("x".into()), 409),
+            (Refusal::Undecided { retry_after_s: 3 }, 409),
             (Refusal::Throttled { retry_after_s: 3 }, 429),
             (Refusal::Unavailable("x"), 503),
         ];

@@ -1,6 +1,7 @@
-//! Request rates of publishers at this gateway, by authenticated id (F64).
+//! Request rates of callers at this gateway, by authenticated id (F64).
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,8 +13,11 @@ use governor::{Quota, RateLimiter};
 use parking_lot::Mutex;
 
 use super::refusal::Refusal;
-use crate::domain::id::PublisherId;
-use crate::domain::routing::{Publisher, Routing, Throttle};
+use crate::domain::id::{BuyerId, PublisherId};
+use crate::domain::routing::{Buyer, Publisher, Routing, Throttle};
+
+/// The rate of a buyer's own calls. They wait for the books, and the decision of a pending buyer is no such call.
+const BUYER_CALLS: Throttle = Throttle { per_second: 10, burst: 50 };
 
 type Limiter<C> = RateLimiter<NotKeyed, InMemoryState, C, NoOpMiddleware<<C as Clock>::Instant>>;
 
@@ -28,20 +32,49 @@ pub enum Asked {
 
 struct Entry<C: Clock> {
     throttle: Throttle,
-    leads: Limiter<C>,
-    questions: Limiter<C>,
+    limiter: Limiter<C>,
 }
 
-struct Table<C: Clock> {
+struct Table<Key, C: Clock> {
     routing_version: u64,
-    /// Only publishers of the routing: memory is bounded by the file.
-    entries: HashMap<PublisherId, Arc<Entry<C>>>,
+    /// Only callers of the routing: memory is bounded by the file.
+    entries: HashMap<Key, Arc<Entry<C>>>,
 }
 
-/// The throttles of all publishers. They live through a reload where their numbers did not change.
+impl<Key: Hash + Eq, C: Clock + Clone> Table<Key, C> {
+    fn new() -> Mutex<Self> {
+        Mutex::new(Self { routing_version: 0, entries: HashMap::new() })
+    }
+
+    /// Counters live through a reload where their numbers did not change.
+    fn entry(
+        &mut self,
+        clock: &C,
+        routing: &Routing,
+        key: Key,
+        throttle: Throttle,
+        is_known: impl Fn(&Key) -> bool,
+    ) -> Arc<Entry<C>> {
+        if self.routing_version != routing.version {
+            self.routing_version = routing.version;
+            self.entries.retain(|key, _| is_known(key));
+        }
+        if let Some(entry) = self.entries.get(&key).filter(|entry| entry.throttle == throttle) {
+            return Arc::clone(entry);
+        }
+        let limiter = RateLimiter::direct_with_clock(quota(throttle), clock.clone());
+        let entry = Arc::new(Entry { throttle, limiter });
+        self.entries.insert(key, Arc::clone(&entry));
+        entry
+    }
+}
+
+/// The throttles of everybody who calls.
 pub struct Throttles<C: Clock = DefaultClock> {
     clock: C,
-    table: Mutex<Table<C>>,
+    leads: Mutex<Table<PublisherId, C>>,
+    questions: Mutex<Table<PublisherId, C>>,
+    buyers: Mutex<Table<BuyerId, C>>,
 }
 
 impl Default for Throttles {
@@ -53,7 +86,7 @@ impl Default for Throttles {
 impl<C: Clock + Clone> Throttles<C> {
     /// Counts time by `clock`, which must never go back.
     pub fn with_clock(clock: C) -> Self {
-        Self { clock, table: Mutex::new(Table { routing_version: 0, entries: HashMap::new() }) }
+        Self { clock, leads: Table::new(), questions: Table::new(), buyers: Table::new() }
     }
 
     /// Takes one request of the publisher's rate. A refused request takes nothing.
@@ -62,32 +95,31 @@ impl<C: Clock + Clone> Throttles<C> {
     /// [`Refusal::Throttled`] with the time until the next one is allowed.
     pub fn check(&self, routing: &Routing, publisher: &Publisher, asked: Asked) -> Result<(), Refusal> {
         let Some(throttle) = publisher.throttle else { return Ok(()) };
-        let entry = self.entry(routing, &publisher.id, throttle);
-        let limiter = match asked {
-            Asked::Lead => &entry.leads,
-            Asked::Question => &entry.questions,
+        let table = match asked {
+            Asked::Lead => &self.leads,
+            Asked::Question => &self.questions,
         };
-        limiter.check().map_err(|not_until| {
+        let is_known = |id: &PublisherId| routing.publishers.contains_key(id);
+        let entry = table.lock().entry(&self.clock, routing, publisher.id.clone(), throttle, is_known);
+        self.take(&entry)
+    }
+
+    /// Takes one call of the buyer's rate.
+    ///
+    /// # Errors
+    /// As [`Throttles::check`].
+    pub fn check_buyer(&self, routing: &Routing, buyer: &Buyer) -> Result<(), Refusal> {
+        let is_known = |id: &BuyerId| routing.buyers.contains_key(id);
+        let entry = self.buyers.lock().entry(&self.clock, routing, buyer.id.clone(), BUYER_CALLS, is_known);
+        self.take(&entry)
+    }
+
+    fn take(&self, entry: &Entry<C>) -> Result<(), Refusal> {
+        entry.limiter.check().map_err(|not_until| {
             let wait = not_until.wait_time_from(self.clock.now());
             let retry_after_s = wait.as_secs() + u64::from(wait > Duration::from_secs(wait.as_secs()));
             Refusal::Throttled { retry_after_s: retry_after_s.max(1) }
         })
-    }
-
-    fn entry(&self, routing: &Routing, publisher: &PublisherId, throttle: Throttle) -> Arc<Entry<C>> {
-        let mut table = self.table.lock();
-        if table.routing_version != routing.version {
-            table.routing_version = routing.version;
-            table.entries.retain(|id, _| routing.publishers.contains_key(id));
-        }
-        if let Some(entry) = table.entries.get(publisher).filter(|entry| entry.throttle == throttle) {
-            return Arc::clone(entry);
-        }
-        let quota = quota(throttle);
-        let limiter = || RateLimiter::direct_with_clock(quota, self.clock.clone());
-        let entry = Arc::new(Entry { throttle, leads: limiter(), questions: limiter() });
-        table.entries.insert(publisher.clone(), Arc::clone(&entry));
-        entry
     }
 }
 
@@ -100,7 +132,7 @@ fn quota(throttle: Throttle) -> Quota {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::intake::tests::support::{publisher, routing_of};
+    use crate::intake::tests::support::{buyer, publisher, routing_of, routing_of_all};
     use governor::clock::FakeRelativeClock;
 
     fn count(throttles: &Throttles<FakeRelativeClock>, routing: &Routing, id: &str, asked: Asked) -> usize {
@@ -134,9 +166,23 @@ mod tests {
         assert_eq!(count(&throttles, &first, "b", Asked::Lead), 5);
         let second = routing_of(2, vec![publisher("a", limit)]);
         assert_eq!(count(&throttles, &second, "a", Asked::Lead), 0, "a reload gave a fresh burst");
-        assert_eq!(throttles.table.lock().entries.len(), 1);
+        assert_eq!(throttles.leads.lock().entries.len(), 1);
         let third = routing_of(3, vec![publisher("a", Some(Throttle { per_second: 1, burst: 7 }))]);
         assert_eq!(count(&throttles, &third, "a", Asked::Lead), 7);
+    }
+
+    #[test]
+    fn f64_buyers_are_throttled_each_for_itself() {
+        let clock = FakeRelativeClock::default();
+        let throttles = Throttles::with_clock(clock.clone());
+        let routing = routing_of_all(1, vec![], vec![buyer("a", 1), buyer("b", 1)], vec![]);
+        let count = |id: &str| {
+            let buyer = &routing.buyers[id];
+            (0..1_000).filter(|_| throttles.check_buyer(&routing, buyer).is_ok()).count()
+        };
+        assert_eq!((count("a"), count("a"), count("b")), (50, 0, 50));
+        clock.advance(Duration::from_secs(1));
+        assert_eq!(count("a"), 10);
     }
 
     #[test]

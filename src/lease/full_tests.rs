@@ -9,7 +9,7 @@ use crate::domain::id::{CampaignId, LeadId, PublisherId};
 use crate::domain::lead::{FieldValue, Fields};
 use crate::domain::money::Micros;
 use crate::domain::routing::{
-    AnswerRule, AnswerRules, BodyFormat, Buyer, BuyerFilter, On5xx, OnCrash, OnTimeout, RequestShape,
+    AnswerRule, AnswerRules, BodyFormat, Buyer, BuyerFilter, On5xx, OnCrash, OnTimeout, RequestShape, ReturnTerms,
 };
 use crate::domain::window::WindowKind;
 
@@ -37,6 +37,8 @@ fn offer(caps: Vec<Cap>, price_max: Micros) -> Offer {
             redirect_url: None,
             is_explicit: true,
         },
+        keys: vec![],
+        returns: ReturnTerms { within_days: 0, frees_cap: false },
     };
     Offer { buyer: Arc::new(buyer), price: price_max, price_max, priority: 1, weight: 1 }
 }

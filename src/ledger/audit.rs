@@ -78,6 +78,8 @@ pub enum Finding {
     UnearnedSale { lead: Text<LeadId>, buyer: BuyerId },
     /// A line is not what the sale says.
     WrongLine { lead: Text<LeadId>, buyer: BuyerId, account: String, booked_micros: Option<i64>, expected_micros: i64 },
+    /// A line of a return is not the line of its sale the other way round, or is missing.
+    WrongReturn { lead: Text<LeadId>, buyer: BuyerId, account: String, booked_micros: i64, expected_micros: i64 },
     /// A buyer accepted, and the lead is closed as something else than sold.
     WrongVerdict { lead: Text<LeadId>, buyer: BuyerId, status: &'static str },
     /// Attempts or a verdict of a lead whose arrival is not in the books.
@@ -114,6 +116,10 @@ impl std::fmt::Display for Finding {
                 let booked = booked_micros.map_or_else(|| "nothing".to_owned(), |micros| Micros(micros).to_string());
                 let expected = Micros(*expected_micros);
                 write!(f, "lead {}: sale to {buyer}: {account} has {booked} booked, not {expected}", lead.0)
+            }
+            Self::WrongReturn { lead, buyer, account, booked_micros, expected_micros } => {
+                let (booked, expected) = (Micros(*booked_micros), Micros(*expected_micros));
+                write!(f, "lead {}: return by {buyer}: {account} has {booked} booked, not {expected}", lead.0)
             }
             Self::WrongVerdict { lead, buyer, status } => {
                 write!(f, "lead {}: {buyer} accepted it, but it is closed as {status}", lead.0)
@@ -197,6 +203,7 @@ pub(super) fn check_lead(lead: LeadId, books: &LeadBooks, until: Timestamp, audi
         audit.add(Finding::TestLeadCounted { lead: id });
         return;
     }
+    check_returns(id, &books.entries, audit);
     let sold_to = row.filter(|row| row.status == LeadStatus::Sold && !row.is_test).and_then(|row| row.buyer.as_ref());
     let mut buyers: BTreeMap<&BuyerId, Vec<&EntrySide>> = BTreeMap::new();
     for entry in books.entries.iter().filter(|entry| entry.is_sale) {
@@ -256,6 +263,26 @@ fn check_lines(
         if booked_micros != Some(expected_micros) {
             let (buyer, account) = (buyer.clone(), account.to_owned());
             audit.add(Finding::WrongLine { lead, buyer, account, booked_micros, expected_micros });
+        }
+    }
+}
+
+/// A return is its sale the other way round, whole; a line without its sale reverses nothing.
+fn check_returns(lead: Text<LeadId>, entries: &[EntrySide], audit: &mut Audit) {
+    let mut lines: BTreeMap<(&BuyerId, &str), (i64, i64)> = BTreeMap::new();
+    let returned: Vec<&BuyerId> = entries.iter().filter(|entry| !entry.is_sale).map(|entry| &entry.buyer).collect();
+    for entry in entries.iter().filter(|entry| returned.contains(&&entry.buyer)) {
+        let (expected, booked) = lines.entry((&entry.buyer, &entry.account)).or_default();
+        if entry.is_sale {
+            *expected = expected.saturating_sub(entry.amount.0);
+        } else {
+            *booked = booked.saturating_add(entry.amount.0);
+        }
+    }
+    for ((buyer, account), (expected_micros, booked_micros)) in lines {
+        if booked_micros != expected_micros {
+            let (buyer, account) = (buyer.clone(), account.to_owned());
+            audit.add(Finding::WrongReturn { lead, buyer, account, booked_micros, expected_micros });
         }
     }
 }

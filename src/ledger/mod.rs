@@ -8,6 +8,8 @@
 //!
 //! - [`Ledger::settle`] moves journal entries and marks in one transaction: rows, entries, balances, `cap_usage` and marks
 //!   change together or not at all. Settling an entry again changes nothing (P5).
+//! - A return books every line of a sale the other way round, once per lead and buyer, in the transaction that changes the
+//!   balances and, where it frees the cap, `counted` and `cap_usage`; a return of a sale that is not in the books is refused.
 //! - Rows move forward only: an attempt by [`crate::domain::outcome::AttemptOutcome::rank`], a lead from pending to its
 //!   verdict. Events may come in any order across partitions.
 //! - `cap_usage` counts `amount` of an attempt's windows exactly while its `counted` is true; balances change only together
@@ -30,6 +32,7 @@ use crate::store::{CounterKey, StoreError};
 use audit::{Audit, Period, Progress};
 
 pub mod audit;
+mod check;
 mod lives;
 pub mod mysql;
 mod plan;
@@ -42,7 +45,7 @@ pub use lives::{BookedLead, GatewayId, LeadPlace, LifeRow, Peer, Raise, Stage};
 
 pub use rows::{
     AttemptPlace, CountedAttempt, CountedSum, DeadLetterRow, DifferenceAction, DifferenceRow, DoubtRow, Replayed,
-    UsageRow,
+    ReturnRow, UsageRow,
 };
 
 /// Why a ledger call gave no answer.
@@ -191,6 +194,8 @@ fn charged(windows: &str) -> Result<Vec<WindowAmount>, LedgerError> {
 /// A line of the books.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EntryRow {
+    /// Whose sale, or return, it belongs to.
+    pub buyer: BuyerId,
     /// `buyer:<id>`, `publisher:<id>` or `margin`.
     pub account: String,
     /// Negative: the account owes.
@@ -212,6 +217,8 @@ pub struct LeadDetail {
     pub attempts: Vec<AttemptRow>,
     /// In order of booking.
     pub entries: Vec<EntryRow>,
+    /// In order of time.
+    pub returns: Vec<ReturnRow>,
 }
 
 /// Sums for `demo` and for checks.
@@ -379,7 +386,8 @@ pub trait Ledger: Send + Sync + std::fmt::Debug {
     /// Pauses or resumes a buyer.
     async fn set_paused(&self, buyer: &BuyerId, is_paused: bool) -> Result<(), LedgerError>;
 
-    /// Removes payloads of leads received before `before`, at most `count_max`; answers how many.
+    /// Removes payloads of leads received before `before`, and events of dead letters from before it, at most `count_max` in all;
+    /// answers how many, fewer than `count_max` when none is left.
     async fn remove_payloads(&self, before: Timestamp, count_max: usize) -> Result<u64, LedgerError>;
 
     /// Closes connections.

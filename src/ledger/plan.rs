@@ -3,21 +3,19 @@
 //!
 //! Everything here may be asked again with events that were settled before and then comes out empty, because every change
 //! hangs on a row that moves forward (P5, F72, F78): a lead by [`rank_of_status`], an attempt by
-//! [`AttemptOutcome::rank`], a sale by its lines in the books.
+//! [`AttemptOutcome::rank`], a sale and its return by their lines in the books.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use jiff::Timestamp;
 
+use super::check::{booked_at_us, hash_of_hex};
 use super::windows::{StoredWindow, windows_of};
-use crate::domain::event::{Attempt, Closed, EntryId, Event, Life, Received};
+use crate::domain::event::{Attempt, Closed, EntryId, Event, Life, Received, Returned, SaleMoney};
 use crate::domain::id::{BuyerId, CapId, LeadId, Partition, PublisherId};
 use crate::domain::lease::LeaseKey;
 use crate::domain::money::{Currency, Micros};
 use crate::domain::outcome::{AttemptOutcome, LeadStatus};
-
-/// Last microsecond of the year 9999, the last one that a DATETIME holds.
-const UNIX_US_MAX: i64 = 253_402_300_799_999_999;
 
 /// Where an event stood in the journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,6 +58,8 @@ pub(super) struct Known {
     pub attempts: HashMap<LeaseKey, KnownAttempt>,
     /// Sales in the books.
     pub sales: HashSet<LeaseKey>,
+    /// Returns in the books.
+    pub returns: HashSet<LeaseKey>,
 }
 
 /// The "received" part of a lead row.
@@ -85,6 +85,23 @@ pub(super) struct AttemptWrite<'a> {
     pub windows: String,
 }
 
+/// Why a line stands in the books.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum EntryKind {
+    Sale,
+    Return,
+}
+
+impl EntryKind {
+    /// The word in `entries.kind`.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Sale => "sale",
+            Self::Return => "return",
+        }
+    }
+}
+
 /// A line of the books.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct EntryWrite {
@@ -93,6 +110,7 @@ pub(super) struct EntryWrite {
     pub account: String,
     pub amount: Micros,
     pub currency: Currency,
+    pub kind: EntryKind,
     pub booked_at_us: i64,
 }
 
@@ -115,6 +133,9 @@ pub(super) struct Plan<'a> {
     pub verdicts: Vec<&'a Closed>,
     pub attempts: Vec<AttemptWrite<'a>>,
     pub entries: Vec<EntryWrite>,
+    pub returns: Vec<&'a Returned>,
+    /// Attempts whose units count no more, since their leads were returned.
+    pub uncounted: Vec<LeaseKey>,
     pub balances: BTreeMap<(String, Currency), i64>,
     pub usage: BTreeMap<UsageKey, i64>,
     pub key_clashes: usize,
@@ -130,84 +151,6 @@ pub(super) fn rank_of_status(status: LeadStatus) -> u8 {
     }
 }
 
-/// Looks for what no ledger can store. The text names the fault and never the value (P9).
-///
-/// # Errors
-/// Why the event is a dead letter.
-pub(super) fn check(event: &Event) -> Result<(), &'static str> {
-    match event {
-        Event::Received(received) => {
-            check_time(received.received_at_us)?;
-            if let Some(claim) = &received.claim {
-                hash_of_hex(&claim.hash).ok_or("the key's hash is not 64 hex digits")?;
-                if let Some(fingerprint) = &claim.fingerprint {
-                    hash_of_hex(fingerprint).ok_or("the fingerprint is not 64 hex digits")?;
-                }
-            }
-            Ok(())
-        }
-        Event::Attempt(attempt) => {
-            check_time(attempt.sent_at_us)?;
-            check_time(booked_at_us(attempt))?;
-            check_money(attempt.price, attempt.payout)?;
-            i64::try_from(attempt.duration_us).map_err(|_| "the duration is out of range")?;
-            for window in &attempt.windows {
-                check_time(window.start_ms.saturating_mul(1000))?;
-                i64::try_from(window.amount).map_err(|_| "a window's amount is out of range")?;
-            }
-            if attempt.books && !is_sale(attempt.outcome) {
-                return Err("it books a sale that its outcome is not");
-            }
-            Ok(())
-        }
-        Event::Closed(closed) => {
-            check_time(closed.closed_at_us)?;
-            if closed.status == LeadStatus::Pending {
-                return Err("it closes a lead as pending");
-            }
-            if let Some(sale) = &closed.sale {
-                check_money(sale.price, sale.payout)?;
-            }
-            if closed.books && (closed.buyer.is_none() || closed.sale.is_none()) {
-                return Err("it books a sale without a buyer or a price");
-            }
-            Ok(())
-        }
-    }
-}
-
-fn check_time(unix_us: i64) -> Result<(), &'static str> {
-    if (0..=UNIX_US_MAX).contains(&unix_us) { Ok(()) } else { Err("a time is out of range") }
-}
-
-fn check_money(price: Micros, payout: Micros) -> Result<(), &'static str> {
-    if price < Micros::ZERO || payout < Micros::ZERO { Err("an amount is negative") } else { Ok(()) }
-}
-
-fn is_sale(outcome: AttemptOutcome) -> bool {
-    matches!(outcome, AttemptOutcome::Accepted | AttemptOutcome::LateAccepted)
-}
-
-/// When the sale of an attempt was made.
-fn booked_at_us(attempt: &Attempt) -> i64 {
-    i64::try_from(attempt.duration_us).map_or(i64::MAX, |duration| attempt.sent_at_us.saturating_add(duration))
-}
-
-/// Reads 64 hex digits.
-pub(super) fn hash_of_hex(text: &str) -> Option<[u8; 32]> {
-    let digits = text.as_bytes();
-    if digits.len() != 64 {
-        return None;
-    }
-    let mut hash = [0_u8; 32];
-    for (byte, pair) in hash.iter_mut().zip(digits.chunks_exact(2)) {
-        let high = char::from(pair[0]).to_digit(16)?;
-        let low = char::from(pair[1]).to_digit(16)?;
-        *byte = u8::try_from(high * 16 + low).ok()?;
-    }
-    Some(hash)
-}
-
 /// Decides what the events change.
 ///
 /// # Errors
@@ -219,6 +162,7 @@ pub(super) fn plan<'a>(events: impl Iterator<Item = &'a Event>, known: &Known) -
         leads: BTreeMap::new(),
         attempts: BTreeMap::new(),
         sales: HashSet::new(),
+        returns: HashSet::new(),
         plan: Plan::default(),
     };
     for event in events {
@@ -226,6 +170,7 @@ pub(super) fn plan<'a>(events: impl Iterator<Item = &'a Event>, known: &Known) -
             Event::Received(received) => planner.received(received),
             Event::Attempt(attempt) => planner.attempt(attempt)?,
             Event::Closed(closed) => planner.closed(closed)?,
+            Event::Returned(returned) => planner.returned(returned)?,
         }
     }
     planner.finish()
@@ -250,6 +195,7 @@ struct Planner<'a, 'k> {
     leads: BTreeMap<LeadId, LeadFold<'a>>,
     attempts: BTreeMap<LeaseKey, AttemptFold<'a>>,
     sales: HashSet<LeaseKey>,
+    returns: HashSet<LeaseKey>,
     plan: Plan<'a>,
 }
 
@@ -280,17 +226,14 @@ impl<'a> Planner<'a, '_> {
         }
         if let (true, false, Some(buyer), Some(sale)) = (closed.books, closed.test, &closed.buyer, &closed.sale) {
             let key = LeaseKey { lead: closed.lead, buyer: buyer.clone() };
-            self.book(&key, &closed.publisher, sale.price, sale.payout, sale.currency, closed.closed_at_us)?;
+            self.book(&key, &closed.publisher, *sale, closed.closed_at_us)?;
         }
         Ok(())
     }
 
     fn attempt(&mut self, attempt: &'a Attempt) -> Result<(), &'static str> {
         let key = LeaseKey { lead: attempt.lead, buyer: attempt.buyer.clone() };
-        let fold = match self.attempts.entry(key.clone()) {
-            std::collections::btree_map::Entry::Occupied(entry) => entry.into_mut(),
-            std::collections::btree_map::Entry::Vacant(entry) => entry.insert(fold_of(self.known.attempts.get(&key))?),
-        };
+        let fold = self.attempt_fold(&key)?;
         if fold.outcome.is_none_or(|outcome| attempt.outcome.rank() > outcome.rank()) {
             let counts = if attempt.counted { windows_of(attempt)? } else { Vec::new() };
             let before = std::mem::replace(&mut fold.counts, counts);
@@ -303,9 +246,35 @@ impl<'a> Planner<'a, '_> {
         // Not tied to the change of the row: a late yes that is contested counts at once and is booked only when it is
         // resolved, by an event of the same rank.
         if attempt.books {
-            let at = booked_at_us(attempt);
-            self.book(&key, &attempt.publisher, attempt.price, attempt.payout, attempt.currency, at)?;
+            let sale = SaleMoney { price: attempt.price, payout: attempt.payout, currency: attempt.currency };
+            self.book(&key, &attempt.publisher, sale, booked_at_us(attempt))?;
         }
+        Ok(())
+    }
+
+    fn attempt_fold(&mut self, key: &LeaseKey) -> Result<&mut AttemptFold<'a>, &'static str> {
+        Ok(match self.attempts.entry(key.clone()) {
+            std::collections::btree_map::Entry::Occupied(entry) => entry.into_mut(),
+            std::collections::btree_map::Entry::Vacant(entry) => entry.insert(fold_of(self.known.attempts.get(key))?),
+        })
+    }
+
+    /// The sale reversed, once per lead and buyer. The attempt stays what it was; only its units may count no more.
+    fn returned(&mut self, returned: &'a Returned) -> Result<(), &'static str> {
+        let key = LeaseKey { lead: returned.lead, buyer: returned.buyer.clone() };
+        if self.known.returns.contains(&key) || !self.returns.insert(key.clone()) {
+            return Ok(());
+        }
+        if !self.known.sales.contains(&key) && !self.sales.contains(&key) {
+            return Err("it returns a sale that is not in the books");
+        }
+        self.lines(&key, &returned.publisher, returned.sale, EntryKind::Return, returned.returned_at_us)?;
+        if returned.frees_cap {
+            let before = std::mem::take(&mut self.attempt_fold(&key)?.counts);
+            self.count(&key.buyer, &before, -1)?;
+            self.plan.uncounted.push(key);
+        }
+        self.plan.returns.push(returned);
         Ok(())
     }
 
@@ -317,29 +286,41 @@ impl<'a> Planner<'a, '_> {
         Ok(())
     }
 
-    /// Three lines that sum to zero, once per lead and buyer (P6).
+    /// A sale, once per lead and buyer.
     fn book(
         &mut self,
         key: &LeaseKey,
         publisher: &PublisherId,
-        price: Micros,
-        payout: Micros,
-        currency: Currency,
+        sale: SaleMoney,
         booked_at_us: i64,
     ) -> Result<(), &'static str> {
         if self.known.sales.contains(key) || !self.sales.insert(key.clone()) {
             return Ok(());
         }
+        self.lines(key, publisher, sale, EntryKind::Sale, booked_at_us)
+    }
+
+    /// Three lines that sum to zero (P6).
+    fn lines(
+        &mut self,
+        key: &LeaseKey,
+        publisher: &PublisherId,
+        sale: SaleMoney,
+        kind: EntryKind,
+        booked_at_us: i64,
+    ) -> Result<(), &'static str> {
+        let SaleMoney { price, payout, currency } = sale;
         // Neither is negative, so neither negation nor difference leaves 64 bits.
-        let lines = [
-            (format!("buyer:{}", key.buyer), Micros(-price.0)),
-            (format!("publisher:{publisher}"), payout),
-            ("margin".to_owned(), Micros(price.0 - payout.0)),
+        let sale = [
+            (format!("buyer:{}", key.buyer), -price.0),
+            (format!("publisher:{publisher}"), payout.0),
+            ("margin".to_owned(), price.0 - payout.0),
         ];
-        for (account, amount) in lines {
+        for (account, micros) in sale {
+            let amount = Micros(if kind == EntryKind::Return { -micros } else { micros });
             add(self.plan.balances.entry((account.clone(), currency)).or_default(), amount.0)?;
             let buyer = key.buyer.clone();
-            self.plan.entries.push(EntryWrite { lead: key.lead, buyer, account, amount, currency, booked_at_us });
+            self.plan.entries.push(EntryWrite { lead: key.lead, buyer, account, amount, currency, kind, booked_at_us });
         }
         Ok(())
     }
@@ -361,6 +342,7 @@ impl<'a> Planner<'a, '_> {
             plan.attempts.push(AttemptWrite { event, windows });
         }
         plan.entries.sort();
+        plan.uncounted.sort();
         plan.usage.retain(|_, change| *change != 0);
         Ok(plan)
     }

@@ -1,6 +1,7 @@
 use super::*;
 use crate::domain::event::{ClaimKey, SaleMoney, WindowAmount};
 use crate::domain::id::CampaignId;
+use crate::ledger::check::check;
 
 fn received(lead: LeadId, key: Option<&str>) -> Event {
     Event::Received(Received {

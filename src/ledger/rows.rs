@@ -133,3 +133,16 @@ pub struct DoubtRow {
     /// Why it is in doubt: `timeout`, `gateway_lost`, ...
     pub reason: Option<String>,
 }
+
+/// A lead that its buyer gave back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReturnRow {
+    /// Who had it.
+    pub buyer: BuyerId,
+    /// The buyer's words.
+    pub reason: String,
+    /// Does the sale no longer count in its cap windows?
+    pub frees_cap: bool,
+    /// When.
+    pub returned_at: Timestamp,
+}

@@ -31,6 +31,11 @@ const MIGRATIONS: &[schema::Source] = &[
         description: "usage begun",
         sql: include_str!("../../migrations/sqlite/0003_usage_begun.sql"),
     },
+    schema::Source {
+        version: 4,
+        description: "returns",
+        sql: include_str!("../../migrations/sqlite/0004_returns.sql"),
+    },
 ];
 
 const DIALECT: Dialect = Dialect {

@@ -5,5 +5,6 @@ pub mod lives;
 pub mod reconcile;
 pub mod recovery;
 pub mod resolve;
+pub mod returns;
 pub mod seed;
 pub mod settler;

@@ -124,7 +124,7 @@ pub async fn resolve(gateway: &Arc<Gateway>, key: &LeaseKey, wish: Wish) -> Resu
 }
 
 /// Has it been offered and nothing been learned yet?
-async fn is_under_way(gateway: &Gateway, key: &LeaseKey) -> Result<bool, StoreError> {
+pub(super) async fn is_under_way(gateway: &Gateway, key: &LeaseKey) -> Result<bool, StoreError> {
     let partition = Partition::of(key.buyer.as_str(), gateway.store.partitions());
     Ok(gateway.store.open_leases(partition, OPEN_LEASES_MAX).await?.iter().any(|lease| lease.key == *key))
 }

@@ -35,7 +35,8 @@ fn row(id: &str, outcome: AttemptOutcome, counted: bool, reason: &str) -> Attemp
 }
 
 fn detail(status: LeadStatus, of: Option<&str>, attempts: Vec<AttemptRow>, sales: &[(&str, i64)]) -> LeadDetail {
-    let entry = |account: String, micros: i64| EntryRow {
+    let entry = |of: &str, account: String, micros: i64| EntryRow {
+        buyer: buyer(of),
         account,
         amount: Micros(micros),
         currency: Currency::new("USD").unwrap(),
@@ -43,7 +44,7 @@ fn detail(status: LeadStatus, of: Option<&str>, attempts: Vec<AttemptRow>, sales
         booked_at: at(SENT_US),
     };
     let lines = sales.iter().flat_map(|(id, payout)| {
-        [entry(format!("buyer:{id}"), -10_000_000), entry("publisher:acme".to_owned(), *payout)]
+        [entry(id, format!("buyer:{id}"), -10_000_000), entry(id, "publisher:acme".to_owned(), *payout)]
     });
     LeadDetail {
         lead: LeadRow {
@@ -65,6 +66,7 @@ fn detail(status: LeadStatus, of: Option<&str>, attempts: Vec<AttemptRow>, sales
         },
         attempts,
         entries: lines.collect(),
+        returns: vec![],
     }
 }
 

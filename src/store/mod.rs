@@ -34,11 +34,13 @@ mod health;
 mod lives;
 mod reconcile;
 pub mod redis;
+mod returns;
 mod takes;
 
 pub use health::{SetupKind, SetupWarning, StoreHealth};
 pub use lives::{BeginReply, ReadBack, Standing};
 pub use reconcile::{Compared, Comparison, CounterKey, ReconcileReply, SeedReply, TAIL_ENTRIES_MAX};
+pub use returns::{ReturnReply, SaleReturn};
 pub use takes::{Refusal, Take, TakeCandidate, TakeReply};
 
 /// Why a store call gave no answer. A full cap is not an error, it is a value.
@@ -276,6 +278,11 @@ pub trait Store: Send + Sync + std::fmt::Debug {
 
     /// The buyer may have the lead: the unit stays counted. Only an open lease can become a doubt.
     async fn doubt(&self, end: &LeaseEnd) -> Result<EndReply, StoreError>;
+
+    /// A buyer gives a sold lead back: appends the event, and its windows get their units back (a counter that is gone stays
+    /// gone). A repeat is recognised for as long as an end mark lives; after that the books know it. The end mark stays
+    /// committed, so that the lead is not offered to the buyer again. Waits for a partition that is closed.
+    async fn return_sale(&self, sale: &SaleReturn) -> Result<ReturnReply, StoreError>;
 
     /// Appends an attempt event that changes no unit: a "no" that came after the unit had gone back.
     async fn record(&self, event: &Attempt) -> Result<(), StoreError>;

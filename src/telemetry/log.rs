@@ -6,7 +6,11 @@ use std::io::IsTerminal;
 
 use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
-use tracing_subscriber::EnvFilter;
+use tracing::{Level, Metadata};
+use tracing_subscriber::filter::{FilterExt as _, filter_fn};
+use tracing_subscriber::layer::{Layer, SubscriberExt as _};
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Registry};
 
 use crate::clock::SharedClock;
 
@@ -29,10 +33,18 @@ pub struct AlreadyLogging;
 /// [`AlreadyLogging`]
 pub fn init_logging(json: bool) -> Result<(), AlreadyLogging> {
     let filter = EnvFilter::try_from_env(FILTER_VARIABLE).unwrap_or_else(|_| EnvFilter::new("info"));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    let done =
-        if json { builder.json().try_init() } else { builder.with_ansi(std::io::stderr().is_terminal()).try_init() };
-    done.map_err(|_| AlreadyLogging)
+    let text = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let layer: Box<dyn Layer<Registry> + Send + Sync> =
+        if json { text.json().boxed() } else { text.with_ansi(std::io::stderr().is_terminal()).boxed() };
+    let layer = layer.with_filter(filter.and(filter_fn(is_private)));
+    tracing_subscriber::registry().with(layer).try_init().map_err(|_| AlreadyLogging)
+}
+
+/// Libraries below us print what they carry when they are asked for details: requests, statements, bytes of connections. No
+/// filter gets that out of them (P9); our own lines hold no values, at any level.
+fn is_private(line: &Metadata<'_>) -> bool {
+    let is_ours = line.target().split("::").next() == Some(env!("CARGO_CRATE_NAME"));
+    is_ours || *line.level() <= Level::INFO
 }
 
 #[derive(Debug)]

@@ -13,8 +13,8 @@ use crate::intake::refusal::Refusal;
 use crate::store::SetupKind;
 
 /// Tables that settlement writes to, as labels.
-pub const SETTLED_TABLES: [&str; 7] =
-    ["leads", "attempts", "entries", "balances", "cap_usage", "dead_letters", "postbacks"];
+pub const SETTLED_TABLES: [&str; 8] =
+    ["leads", "attempts", "entries", "returns", "balances", "cap_usage", "dead_letters", "postbacks"];
 
 /// Counters of one metric, one for each of a fixed list of keys.
 #[derive(Debug)]

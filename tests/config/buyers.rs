@@ -116,9 +116,6 @@ fn values_that_are_wrong_are_refused_one_by_one() {
 #[test]
 fn what_does_not_work_yet_is_refused_and_not_ignored() {
     for (more, key) in [
-        ("keys_sha256 = [\"x\"]", "keys_sha256"),
-        ("return_within_days = 30", "return_within_days"),
-        ("returns_free_cap = false", "returns_free_cap"),
         ("duplicates = { fields = [\"phone\"], days = 30 }", "duplicates"),
         ("request = { format = \"xml\" }", "request.format"),
         ("request = { format = \"GET\" }", "request.format"),
@@ -126,6 +123,39 @@ fn what_does_not_work_yet_is_refused_and_not_ignored() {
         let problems = buyer_problems(more);
         assert_eq!(only_error(&problems, &format!("buyer[sunco].{key}")).wrong, "not available yet");
     }
+}
+
+#[test]
+fn what_was_agreed_about_returns_arrives() {
+    let (one, two) = ("ab".repeat(32), "cd".repeat(32));
+    let keys = format!("keys_sha256 = [\"{one}\", \"{two}\"]\n");
+    let defaults = buyer("");
+    assert_eq!((defaults.keys.len(), defaults.returns.within_days, defaults.returns.frees_cap), (0, 30, false));
+    let given = buyer(&format!("{keys}return_within_days = 7\nreturns_free_cap = true"));
+    assert_eq!((given.keys.len(), given.returns.within_days, given.returns.frees_cap), (2, 7, true));
+    assert_eq!(buyer(&format!("{keys}return_within_days = 0")).returns.within_days, 0);
+    for (more, key) in [
+        (format!("{keys}return_within_days = -1"), "return_within_days"),
+        (format!("{keys}return_within_days = 4000"), "return_within_days"),
+        (format!("{keys}returns_free_cap = \"yes\""), "returns_free_cap"),
+        ("keys_sha256 = [\"secret\"]".to_owned(), "keys_sha256"),
+        (format!("keys_sha256 = [\"{one}\", \"{one}\"]"), "keys_sha256"),
+    ] {
+        let problems = buyer_problems(&more);
+        assert!(problems.0.iter().any(|problem| problem.key.contains(key)), "{more}: {problems}");
+        assert!(!problems.to_string().contains("secret"), "{problems}");
+    }
+    // A rule about returns without a key that could return anything.
+    let (_, warnings) =
+        routing_of("[[buyer]]\nid = \"b\"\nurl = \"https://b.example/\"\nreturn_within_days = 5\n").expect("good");
+    assert!(warnings.iter().any(|warning| warning.key.contains("return_within_days")), "{warnings:?}");
+    // A key names one buyer.
+    let two = format!(
+        "[[buyer]]\nid = \"a\"\nurl = \"https://a.example/\"\nkeys_sha256 = [\"{one}\"]\n\
+         [[buyer]]\nid = \"b\"\nurl = \"https://b.example/\"\nkeys_sha256 = [\"{one}\"]\n"
+    );
+    let problems = routing_of(&two).expect_err("two owners");
+    assert!(problems.to_string().contains("shares a key with buyer a"), "{problems}");
 }
 
 fn with_answer(answer: &str) -> String {

@@ -3,13 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use capgate::domain::event::{Attempt, ClaimKey, Closed, EntryId, Life, Mark, Received, WindowAmount};
+use capgate::domain::event::{
+    Attempt, ClaimKey, Closed, EntryId, Life, Mark, Received, Returned, SaleMoney, WindowAmount,
+};
 use capgate::domain::id::{BuyerId, CampaignId, CapId, LeadId, Partition, PublisherId};
 use capgate::domain::lease::{AttemptInfo, Charge, Demand, EndMark, LeaseKey, Terms, WalkName};
 use capgate::domain::money::{Currency, Micros};
 use capgate::domain::outcome::{AttemptOutcome, LeadStatus};
 use capgate::domain::window::Window;
-use capgate::store::{Admit, BeginReply, Close, CounterKey, LeaseEnd, ReadBack, Refusal, Store, Take, TakeCandidate};
+use capgate::store::{
+    Admit, BeginReply, Close, CounterKey, LeaseEnd, ReadBack, Refusal, SaleReturn, Store, Take, TakeCandidate,
+};
 use jiff::{SignedDuration, Timestamp};
 
 /// The life that tests work under unless they are about lives.
@@ -204,6 +208,26 @@ pub fn end_with_amounts(verb: Verb, lead: LeadId, candidate: &TakeCandidate, amo
         Verb::Doubt => (attempt(AttemptOutcome::InDoubt, true, false), attempt(AttemptOutcome::InDoubt, true, false)),
     };
     LeaseEnd { key: LeaseKey { lead, buyer: candidate.buyer.clone() }, charges, event, late_event }
+}
+
+/// A return in time that gives these units back.
+pub fn sale_return(store: &dyn Store, lead: LeadId, who: &BuyerId, windows: &[(&str, Window, u64)]) -> SaleReturn {
+    let window = |(id, window, amount): &(&str, Window, u64)| WindowAmount {
+        cap: cap(id),
+        start_ms: window.start.as_millisecond(),
+        amount: *amount,
+    };
+    let event = Returned {
+        lead,
+        buyer: who.clone(),
+        publisher: publisher(),
+        reason: "no such number".into(),
+        returned_at_us: store.now().as_microsecond(),
+        sale: SaleMoney { price: Micros(25_000_000), payout: Micros(17_500_000), currency: usd() },
+        frees_cap: !windows.is_empty(),
+        windows: windows.iter().map(window).collect(),
+    };
+    SaleReturn { event, not_after: store.now() + SignedDuration::from_secs(30) }
 }
 
 /// A close with an answer.

@@ -27,12 +27,14 @@ mod lives;
 mod openapi;
 mod operations;
 mod outcomes;
+mod privacy;
 mod reconcile;
 #[cfg(feature = "server-tests")]
 #[allow(dead_code, reason = "only the raw connection is used here")]
 #[path = "../support/redis.rs"]
 mod redis_support;
 mod resolve;
+mod returns;
 #[cfg(feature = "server-tests")]
 #[allow(dead_code, reason = "each test binary uses its own part")]
 #[path = "../support/server.rs"]
@@ -43,4 +45,5 @@ mod soak;
 mod store_setup;
 #[cfg(feature = "server-tests")]
 mod strained;
+mod upkeep;
 mod zones;

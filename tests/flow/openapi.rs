@@ -11,7 +11,10 @@ use reqwest::{Method, RequestBuilder};
 use serde_json::Value;
 
 use crate::headline::behaviours;
-use crate::support::{BuyerLine, KEY, Place, client, closed, lead, post, routing};
+use crate::support::{BuyerLine, KEY, Place, client, closed, key_hash, lead, post, routing};
+
+/// Of buyer `sunco`.
+const BUYER_KEY: &str = "key-of-sunco";
 
 struct Document {
     root: Value,
@@ -73,9 +76,10 @@ async fn every_answer_is_as_the_openapi_document_says() {
     let place = Place::embedded();
     let hold = "timeout_ms = 300\non_timeout = \"hold\"\n[[buyer.cap]]\nwindow = \"day\"\nleads = 1";
     let day = "[[buyer.cap]]\nwindow = \"day\"\nleads = 1\n[[buyer.cap]]\nwindow = \"total\"\nspend = \"25.00\"";
+    let day = format!("keys_sha256 = [\"{}\"]\n{day}", key_hash(BUYER_KEY));
     place.write_routing(&routing(&[
         BuyerLine { id: "doubtful", url: stub.url("/doubtful"), more: hold, price: "30.00" },
-        BuyerLine { id: "sunco", url: stub.url("/sunco"), more: day, price: "25.00" },
+        BuyerLine { id: "sunco", url: stub.url("/sunco"), more: &day, price: "25.00" },
     ]));
     let gateway = place.start("[forward]\nallow_private_addresses = true\nlate_answer_ms = 300").await;
     let (intake, admin) = (gateway.intake, gateway.admin);
@@ -111,6 +115,21 @@ async fn every_answer_is_as_the_openapi_document_says() {
     document.check("postLead", 422, send(leads, lead(7)).header("idempotency-key", "k2")).await;
     document.check("getLead", 200, ask(intake, get.clone(), &format!("/v1/leads/{doubt}"))).await;
     document.check("getLead", 404, ask(intake, get.clone(), "/v1/leads/0195a0c2-7d3e-7c4b-8a1f-0242ac120002")).await;
+
+    // The buyer's.
+    let path = |lead: &str| format!("/v1/buyers/sunco/leads/{lead}/return");
+    let give_back = |path: &str, key: &str, body: &'static str| {
+        let request = client().post(format!("http://{intake}{path}")).bearer_auth(key);
+        request.header("content-type", "application/json").body(body)
+    };
+    let (sold, reason) = (path(sold["lead_id"].as_str().expect("an id")), r#"{"reason":"no such number"}"#);
+    for _ in 0..2 {
+        let returned = document.check("returnLead", 200, give_back(&sold, BUYER_KEY, reason)).await;
+        assert_eq!(returned["cap_freed"], false);
+    }
+    document.check("returnLead", 400, give_back(&sold, BUYER_KEY, "{}")).await;
+    document.check("returnLead", 401, give_back(&sold, KEY, reason)).await;
+    document.check("returnLead", 404, give_back(&path(&doubt.to_string()), BUYER_KEY, reason)).await;
 
     // The operator's side.
     document.check("getLead", 200, ask(admin, get.clone(), &format!("/v1/leads/{doubt}"))).await;

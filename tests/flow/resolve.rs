@@ -325,6 +325,8 @@ macro_rules! on_both {
     )+ };
 }
 
+pub(crate) use on_both;
+
 on_both! {
     accepted_sells_the_lead as p6_accepted_books_once_and_sells_the_lead_embedded, p6_accepted_books_once_and_sells_the_lead_on_servers;
     declined_gives_the_unit_back as p2_declined_gives_the_unit_back_embedded, p2_declined_gives_the_unit_back_on_servers;

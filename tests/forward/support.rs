@@ -11,7 +11,8 @@ use capgate::domain::id::{BuyerId, CampaignId, LeadId, PublisherId};
 use capgate::domain::lead::{FieldValue, Fields, Lead};
 use capgate::domain::outcome::Outcome;
 use capgate::domain::routing::{
-    AnswerRule, AnswerRules, BodyFormat, Buyer, BuyerFilter, On5xx, OnCrash, OnTimeout, RequestShape, Secret,
+    AnswerRule, AnswerRules, BodyFormat, Buyer, BuyerFilter, On5xx, OnCrash, OnTimeout, RequestShape, ReturnTerms,
+    Secret,
 };
 use capgate::forward::{ForwardOrder, Forwarded, Forwarder};
 use parking_lot::Mutex;
@@ -80,6 +81,8 @@ pub fn buyer_with(url: &str, change: impl FnOnce(&mut Buyer)) -> Arc<Buyer> {
             redirect_url: None,
             is_explicit: false,
         },
+        keys: Vec::new(),
+        returns: ReturnTerms { within_days: 0, frees_cap: false },
     };
     change(&mut buyer);
     Arc::new(buyer)

@@ -9,6 +9,7 @@ mod journal;
 mod lives;
 mod reading;
 mod reconciling;
+mod returning;
 mod schema;
 mod settler;
 mod settling;
@@ -75,6 +76,7 @@ macro_rules! all_behaviours {
                 doubts_are_listed_from_the_oldest_on_page_by_page,
                 paused_buyers_are_remembered,
                 payloads_are_removed_and_rows_stay,
+                a_backlog_of_payloads_is_removed_by_several_gateways_at_once,
                 totals_find_books_that_do_not_balance,
             }
             lives {
@@ -90,6 +92,13 @@ macro_rules! all_behaviours {
                 f33_the_newest_window_that_something_counts_in_is_known,
                 f84_differences_are_written_down,
                 f84_dead_letters_are_counted_by_partition_and_time,
+            }
+            returning {
+                p6_a_return_is_the_sale_the_other_way_round,
+                f72_a_return_is_booked_once_in_whatever_batches,
+                p6_a_sale_and_its_return_in_one_batch,
+                p6_nothing_is_reversed_that_was_never_booked,
+                p6_an_audit_finds_a_return_that_is_not_its_sale,
             }
             auditing {
                 p6_an_audit_of_good_books_finds_nothing,

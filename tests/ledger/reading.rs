@@ -1,6 +1,6 @@
 //! What others ask of the books.
 
-use capgate::domain::event::{Attempt, Event};
+use capgate::domain::event::{Attempt, Event, Received};
 use capgate::domain::id::{CapId, LeadId, Partition, PublisherId};
 use capgate::domain::money::Micros;
 use capgate::domain::outcome::AttemptOutcome;
@@ -238,7 +238,8 @@ pub async fn payloads_are_removed_and_rows_stay(books: &Books) {
     books.raw.run("UPDATE dead_letters SET at = '2026-03-08 00:00:00.000000'").await;
     let before = Timestamp::from_microsecond(RECEIVED_US).unwrap() + SignedDuration::from_secs(3);
     assert_eq!(books.ledger.remove_payloads(before, 2).await.unwrap(), 2);
-    assert_eq!(books.ledger.remove_payloads(before, 100).await.unwrap(), 1);
+    // A payload, and the event of a dead letter.
+    assert_eq!(books.ledger.remove_payloads(before, 100).await.unwrap(), 2);
     assert_eq!(books.ledger.remove_payloads(before, 100).await.unwrap(), 0);
     for (index, lead) in leads.iter().enumerate() {
         let row = books.ledger.lead(*lead).await.unwrap().unwrap();
@@ -249,6 +250,69 @@ pub async fn payloads_are_removed_and_rows_stay(books: &Books) {
     books.put_marks_back().await;
     books.settle_all(&journal, 100).await;
     assert_eq!(books.raw.number("SELECT COUNT(*) FROM leads WHERE payload IS NOT NULL").await, 2);
+}
+
+pub async fn a_backlog_of_payloads_is_removed_by_several_gateways_at_once(books: &Books) {
+    const OLD: usize = 2_500;
+    let journal = Journal::default();
+    for number in 0..OLD + 100 {
+        let lead = LeadId::generate();
+        for event in sale(lead, "acme", "sunco") {
+            journal.append(&match event {
+                Event::Received(arrival) if number >= OLD => {
+                    Event::Received(Received { received_at_us: RECEIVED_US + 10_000_000, ..arrival })
+                }
+                other => other,
+            });
+        }
+    }
+    for number in 0..1_200 {
+        journal.append_bytes(Partition(0), capgate::domain::event::Life(0), format!("canary {number}").into_bytes());
+    }
+    books.settle_all(&journal, 1_000).await;
+    books.raw.run("UPDATE dead_letters SET at = '2026-03-08 00:00:00.000000'").await;
+    let sums = async || {
+        let mut sums = Vec::new();
+        for sql in [
+            "SELECT COUNT(*) FROM leads WHERE status = 'sold' AND answer IS NOT NULL AND explanation IS NOT NULL",
+            "SELECT CAST(SUM(ABS(amount_micros)) AS SIGNED) FROM entries",
+            "SELECT CAST(SUM(ABS(balance_micros)) AS SIGNED) FROM balances",
+            "SELECT CAST(SUM(used) AS SIGNED) FROM cap_usage",
+            "SELECT COUNT(*) FROM dead_letters",
+        ] {
+            sums.push(books.raw.number(sql).await);
+        }
+        sums
+    };
+    let before = sums().await;
+    let until = Timestamp::from_microsecond(RECEIVED_US).unwrap() + SignedDuration::from_secs(5);
+    let others = [books.open_again().await, books.open_again().await];
+    let remove = async |ledger: &dyn capgate::ledger::Ledger| {
+        let (mut removed, mut largest) = (0, 0);
+        loop {
+            // In steps, as the gateway does it; another gateway may be in the way for a moment.
+            match ledger.remove_payloads(until, 400).await {
+                Ok(0) => return (removed, largest),
+                Ok(count) => (removed, largest) = (removed + count, largest.max(count)),
+                Err(capgate::ledger::LedgerError::NotDone(_)) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+    };
+    let (first, second, third) = tokio::join!(remove(&*books.ledger), remove(&*others[0]), remove(&*others[1]));
+    // Each row was found by somebody; several may have found the same.
+    assert!(first.0 + second.0 + third.0 >= OLD as u64 + 1_200, "{first:?} {second:?} {third:?}");
+    assert!([first, second, third].iter().all(|(_, largest)| *largest <= 400), "{first:?} {second:?} {third:?}");
+    assert_eq!(
+        books.raw.number("SELECT COUNT(*) FROM leads WHERE payload IS NOT NULL").await,
+        100,
+        "younger ones stay"
+    );
+    assert_eq!(books.raw.number("SELECT COUNT(*) FROM dead_letters WHERE event IS NOT NULL").await, 0);
+    assert_eq!(sums().await, before, "rows and money stay");
+    for other in others {
+        other.shut_down().await;
+    }
 }
 
 pub async fn totals_find_books_that_do_not_balance(books: &Books) {

@@ -13,7 +13,8 @@ use capgate::ledger::BookedLead;
 use capgate::settle::settler::{Settler, SettlerParts, Trouble};
 use capgate::store::{
     Admission, Admit, BeginReply, Close, CloseReply, Comparison, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts,
-    OverdueLead, ReadBack, ReconcileReply, SeedReply, Standing, Store, StoreError, StoreHealth, Take, TakeReply,
+    OverdueLead, ReadBack, ReconcileReply, ReturnReply, SaleReturn, SeedReply, Standing, Store, StoreError,
+    StoreHealth, Take, TakeReply,
 };
 use jiff::Timestamp;
 use parking_lot::Mutex;
@@ -160,6 +161,9 @@ impl Store for Journals {
         unreachable!("settlement does not ask for this")
     }
 
+    async fn return_sale(&self, _: &SaleReturn) -> Result<ReturnReply, StoreError> {
+        unreachable!("settlement does not ask for this")
+    }
     async fn record(&self, _: &Attempt) -> Result<(), StoreError> {
         unreachable!("settlement does not ask for this")
     }

@@ -16,7 +16,7 @@ use crate::support::{
 use crate::world::World;
 
 /// A life on the server that answers, closed; nobody has joined it.
-async fn begin_closed(store: &dyn Store, partition: Partition, life: Life) {
+pub(crate) async fn begin_closed(store: &dyn Store, partition: Partition, life: Life) {
     let server = store.standing(partition).await.unwrap().server;
     assert_eq!(store.begin_life(partition, life, &server).await, Ok(BeginReply::Life(life)));
 }
@@ -25,7 +25,7 @@ fn all_of(store: &dyn Store, life: Life) -> Vec<(Partition, Life)> {
     (0..store.partitions()).map(|partition| (Partition(partition), life)).collect()
 }
 
-fn waits<T: std::fmt::Debug>(reply: &Result<T, StoreError>) -> bool {
+pub(crate) fn waits<T: std::fmt::Debug>(reply: &Result<T, StoreError>) -> bool {
     matches!(reply, Err(StoreError::NotDone(_)))
 }
 
@@ -157,13 +157,14 @@ async fn p8_a_closed_partition_takes_what_has_happened_and_grants_nothing() {
 }
 
 /// Events by kind and lead, as settlement would read them.
-async fn told(store: &dyn Store, id: &str, life: Life) -> Vec<String> {
+pub(crate) async fn told(store: &dyn Store, id: &str, life: Life) -> Vec<String> {
     let mark = Mark { life, ..start_mark(store, id) };
     let entries = store.read_journal(&mark, 1000).await.unwrap();
     let name = |entry: &JournalEntry| match Event::from_bytes(&entry.bytes).unwrap() {
         Event::Received(received) => format!("received {}", received.lead),
         Event::Attempt(attempt) => format!("{} {}", attempt.outcome.as_str(), attempt.lead),
         Event::Closed(closed) => format!("closed {}", closed.lead),
+        Event::Returned(returned) => format!("returned {}", returned.lead),
     };
     entries.iter().map(name).collect()
 }

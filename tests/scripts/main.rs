@@ -25,4 +25,5 @@ mod leads;
 mod leases;
 mod lives;
 mod reconcile;
+mod returns;
 mod setup;

@@ -177,10 +177,21 @@ impl Place {
 
     /// A gateway as a process of its own.
     pub fn spawn(&self, name: &str, more: &str) -> Process {
+        self.spawn_with(name, more, &[])
+    }
+
+    /// The same with environment variables.
+    pub fn spawn_with(&self, name: &str, more: &str, variables: &[(&'static str, &'static str)]) -> Process {
         let (intake, admin) = (free_port(), free_port());
         let config = self.write_config(name, intake, admin, more);
-        let mut process =
-            Process { config, intake, admin, child: None, log: self.dir.path().join(format!("{name}.log")) };
+        let mut process = Process {
+            config,
+            intake,
+            admin,
+            variables: variables.to_vec(),
+            child: None,
+            log: self.dir.path().join(format!("{name}.log")),
+        };
         process.start();
         process
     }
@@ -191,6 +202,21 @@ impl Place {
         let path = self.write_config("reader.toml", any, any, "");
         let config = config::load(Some(&path), &|_: &str| None).unwrap_or_else(|problems| panic!("{problems}"));
         open_ledger(&config).await.expect("ledger opens")
+    }
+}
+
+/// A statement on the books, past the code under test.
+pub async fn run_on_ledger(place: &Place, sql: &str) {
+    use sqlx::Connection;
+    let (url, sql) = (&place.backing.ledger_url, sqlx::AssertSqlSafe(sql.to_owned()));
+    if url.starts_with("sqlite:") {
+        let mut connection = sqlx::SqliteConnection::connect(url).await.expect("the file opens");
+        sqlx::raw_sql(sql).execute(&mut connection).await.expect("it runs");
+        connection.close().await.expect("it closes");
+    } else {
+        let mut connection = sqlx::MySqlConnection::connect(url).await.expect("the server answers");
+        sqlx::raw_sql(sql).execute(&mut connection).await.expect("it runs");
+        connection.close().await.expect("it closes");
     }
 }
 
@@ -220,6 +246,7 @@ pub struct Process {
     pub config: PathBuf,
     pub intake: SocketAddr,
     pub admin: SocketAddr,
+    variables: Vec<(&'static str, &'static str)>,
     child: Option<Child>,
     log: PathBuf,
 }
@@ -230,6 +257,7 @@ impl Process {
         let child = Command::new(env!("CARGO_BIN_EXE_capgate"))
             .args(["serve", "--config"])
             .arg(&self.config)
+            .envs(self.variables.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
@@ -380,6 +408,12 @@ impl std::fmt::LowerHex for HexOf<'_> {
     }
 }
 
+/// SHA-256 of a key, as routing files have it.
+pub fn key_hash(key: &str) -> String {
+    use sha2::Digest;
+    format!("{:x}", HexOf(&sha2::Sha256::digest(key)))
+}
+
 /// Who buys in a test routing.
 pub struct BuyerLine<'a> {
     pub id: &'a str,
@@ -391,10 +425,9 @@ pub struct BuyerLine<'a> {
 
 /// A routing with publisher `acme`, campaign `solar` and these buyers in order of priority.
 pub fn routing(buyers: &[BuyerLine<'_>]) -> String {
-    use sha2::Digest;
     let mut text = format!(
-        "[[publisher]]\nid = \"acme\"\nkeys_sha256 = [\"{:x}\"]\npayout = {{ percent = \"70\" }}\n\n",
-        HexOf(&sha2::Sha256::digest(KEY))
+        "[[publisher]]\nid = \"acme\"\nkeys_sha256 = [\"{}\"]\npayout = {{ percent = \"70\" }}\n\n",
+        key_hash(KEY)
     );
     for buyer in buyers {
         let _ = write!(

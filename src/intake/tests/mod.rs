@@ -3,5 +3,6 @@
 pub(crate) mod support;
 
 mod api;
+mod buyers;
 mod hostile;
 mod shutdown;

@@ -22,22 +22,26 @@ use crate::domain::lead::{FieldValue, Fields, Lead};
 use crate::domain::money::{Currency, Payout};
 use crate::domain::routing::{
     AnswerRule, AnswerRules, BodyFormat, Buyer, BuyerFilter, Campaign, CandidateOrder, KeyHash, On5xx, OnCrash,
-    OnTimeout, Publisher, RequestShape, Routing, Throttle,
+    OnTimeout, Publisher, RequestShape, ReturnTerms, Routing, Throttle,
 };
 use crate::domain::signature::SigningKey;
 use crate::domain::window::WindowKind;
-use crate::intake::auth::KeyIndex;
-use crate::intake::{LeadAnswer, LeadDesk, Submitted, serve};
+use crate::intake::auth::Keys;
+use crate::intake::{LeadAnswer, LeadDesk, ReturnAnswer, Submitted, serve};
 use crate::telemetry::Telemetry;
 
 /// Longest that a test waits for anything.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
+fn keys(id: &str) -> Vec<KeyHash> {
+    let hash = |key: String| KeyHash(Sha256::digest(key.as_bytes()).into());
+    vec![hash(format!("{id}-key")), hash(format!("{id}-second-key"))]
+}
+
 pub(crate) fn publisher(id: &str, throttle: Option<Throttle>) -> Publisher {
-    let key = |key: String| KeyHash(Sha256::digest(key.as_bytes()).into());
     Publisher {
         id: PublisherId::new(id).unwrap(),
-        keys: vec![key(format!("{id}-key")), key(format!("{id}-second-key"))],
+        keys: keys(id),
         throttle,
         payout: Payout::Share { millionths: 700_000 },
         campaigns: None,
@@ -84,6 +88,8 @@ pub(crate) fn buyer(id: &str, day_limit: u64) -> Buyer {
             redirect_url: None,
             is_explicit: true,
         },
+        keys: keys(id),
+        returns: ReturnTerms { within_days: 30, frees_cap: false },
     }
 }
 
@@ -115,7 +121,7 @@ pub(crate) fn routing() -> Routing {
     let burst = publisher("burst", Some(Throttle { per_second: 1, burst: 2 }));
     let signed = Publisher { signing: SigningKey::new(SIGNING_SECRET).ok(), ..publisher("signed", None) };
     let all = vec![acme, slow, burst, signed, publisher("other", None)];
-    routing_of_all(1, all, vec![], vec![campaign("solar"), campaign("roof")])
+    routing_of_all(1, all, vec![buyer("sunco", 1), buyer("volt", 1)], vec![campaign("solar"), campaign("roof")])
 }
 
 pub(crate) fn text_fields(pairs: &[(&str, &str)]) -> Fields {
@@ -144,10 +150,13 @@ pub(crate) enum Say {
 
 pub(crate) struct Desk {
     routing: Arc<Routing>,
-    keys: Arc<KeyIndex>,
+    keys: Arc<Keys>,
     pub(crate) handed: Mutex<Vec<Handed>>,
     pub(crate) say: Mutex<Say>,
     pub(crate) answers: Mutex<HashMap<(PublisherId, LeadId), LeadAnswer>>,
+    /// What buyers gave back, and what they are told.
+    pub(crate) taken_back: Mutex<Vec<(BuyerId, LeadId, String)>>,
+    pub(crate) return_answer: Mutex<ReturnAnswer>,
     pub(crate) is_draining: Mutex<bool>,
 }
 
@@ -158,7 +167,7 @@ impl LeadDesk for Desk {
     fn routing(&self) -> Arc<Routing> {
         Arc::clone(&self.routing)
     }
-    fn keys(&self) -> Arc<KeyIndex> {
+    fn keys(&self) -> Arc<Keys> {
         Arc::clone(&self.keys)
     }
     async fn submit(&self, lead: Lead, claim: Option<ClaimKey>, wait: Duration) -> Submitted {
@@ -180,6 +189,10 @@ impl LeadDesk for Desk {
     }
     async fn answer(&self, publisher: &PublisherId, lead: LeadId) -> LeadAnswer {
         self.answers.lock().get(&(publisher.clone(), lead)).cloned().unwrap_or(LeadAnswer::NotFound)
+    }
+    async fn take_back(&self, buyer: &Arc<Buyer>, lead: LeadId, reason: &str) -> ReturnAnswer {
+        self.taken_back.lock().push((buyer.id.clone(), lead, reason.to_owned()));
+        self.return_answer.lock().clone()
     }
     fn is_draining(&self) -> bool {
         *self.is_draining.lock()
@@ -219,11 +232,13 @@ impl Intake {
     pub(crate) async fn with(config: IntakeConfig, drain_within: Duration) -> Self {
         let routing = Arc::new(routing());
         let desk = Arc::new(Desk {
-            keys: Arc::new(KeyIndex::new(&routing)),
+            keys: Arc::new(Keys::new(&routing)),
             routing,
             handed: Mutex::default(),
             say: Mutex::new(Say::Sold),
             answers: Mutex::default(),
+            taken_back: Mutex::default(),
+            return_answer: Mutex::new(ReturnAnswer::NotFound),
             is_draining: Mutex::default(),
         });
         let telemetry = Arc::new(Telemetry::new());

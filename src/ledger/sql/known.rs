@@ -7,7 +7,8 @@ use crate::domain::event::Event;
 use crate::domain::id::{BuyerId, LeadId, PublisherId};
 use crate::domain::lease::LeaseKey;
 use crate::domain::outcome::{AttemptOutcome, LeadStatus};
-use crate::ledger::plan::{Incoming, Known, KnownAttempt, KnownLead, hash_of_hex};
+use crate::ledger::check::hash_of_hex;
+use crate::ledger::plan::{EntryKind, Incoming, Known, KnownAttempt, KnownLead};
 
 /// Ids in one IN list.
 const LIST_MAX: usize = 1000;
@@ -29,6 +30,10 @@ pub async fn read(session: &mut dyn Session, events: &[Incoming]) -> Result<Know
             Event::Closed(closed) => {
                 leads.insert(closed.lead);
                 sales.extend(closed.books.then_some(closed.lead));
+            }
+            Event::Returned(returned) => {
+                attempts.insert(returned.lead);
+                sales.insert(returned.lead);
             }
         }
     }
@@ -90,10 +95,11 @@ async fn read_attempts(session: &mut dyn Session, ids: BTreeSet<LeadId>, known: 
 }
 
 async fn read_sales(session: &mut dyn Session, ids: BTreeSet<LeadId>, known: &mut Known) -> Result<(), DbError> {
-    let sql = "SELECT lead_id, buyer_id FROM entries WHERE kind = 'sale' AND lead_id";
-    for mut row in fetch_in(session, sql, &[], ids, &[Kind::Bytes, Kind::Text]).await? {
+    let sql = "SELECT lead_id, buyer_id, kind FROM entries WHERE lead_id";
+    for mut row in fetch_in(session, sql, &[], ids, &[Kind::Bytes, Kind::Text, Kind::Text]).await? {
         let key = LeaseKey { lead: row.lead()?, buyer: row.parsed(|text| BuyerId::new(text).ok())? };
-        known.sales.insert(key);
+        let lines = if row.text()? == EntryKind::Sale.as_str() { &mut known.sales } else { &mut known.returns };
+        lines.insert(key);
     }
     Ok(())
 }

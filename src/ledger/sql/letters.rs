@@ -5,7 +5,8 @@ use super::session::{Database, DbError, Kind, Session, Value};
 use super::settle::write_chunk;
 use crate::domain::event::{EntryId, Event, Life, UnreadableEvent};
 use crate::domain::id::Partition;
-use crate::ledger::plan::{self, Incoming, Place};
+use crate::ledger::check;
+use crate::ledger::plan::{Incoming, Place};
 use crate::ledger::{DeadLetterRow, Replayed};
 
 const SELECT: &str = "SELECT dead_letter_id, partition_id, CAST(at AS CHAR), reason, event IS NOT NULL FROM dead_letters \
@@ -93,7 +94,7 @@ async fn take(session: &mut dyn Session, is_mysql: bool, id: i64) -> Result<Take
         Err(UnreadableEvent::Malformed) => return Ok(Taken::Unreadable("malformed")),
         Err(UnreadableEvent::Version(_)) => return Ok(Taken::Unreadable("written by a newer version")),
     };
-    Ok(match plan::check(&event) {
+    Ok(match check::check(&event) {
         Ok(()) => Taken::Event(Box::new(Incoming { place, bytes, event })),
         Err(reason) => Taken::Unreadable(reason),
     })

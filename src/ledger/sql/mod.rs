@@ -1,7 +1,8 @@
 //! The ledger over any database that speaks our SQL: [`SqlLedger`] keeps the contract, written once.
 //!
 //! `session` is what a database looks like from here, `settle` the settlement transaction, `known` and `write` its reads
-//! and writes, `read` the questions of everybody else, `schema` the migrations.
+//! and writes, `read` the questions of everybody else, `retention` what is forgotten, `schema`
+//! the migrations.
 
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -24,13 +25,11 @@ mod known;
 mod letters;
 mod lives;
 mod read;
+mod retention;
 pub(super) mod schema;
 pub(super) mod session;
 mod settle;
 mod write;
-
-/// Payloads removed in one statement.
-const REMOVE_MAX: usize = 1000;
 
 /// Tries of a statement that another transaction is in the way of.
 const CONFLICTS_MAX: u32 = 5;
@@ -270,7 +269,7 @@ impl<D: Database> Ledger for SqlLedger<D> {
     }
 
     async fn lead_by_key(&self, publisher: &PublisherId, key_hash: &str) -> Result<Option<BookedLead>, LedgerError> {
-        let hash = super::plan::hash_of_hex(key_hash)
+        let hash = super::check::hash_of_hex(key_hash)
             .ok_or_else(|| LedgerError::Bug("a key's hash is not 64 hex digits".to_owned()))?;
         Ok(self.read_booked_by_key(publisher, hash).await?)
     }
@@ -301,20 +300,8 @@ impl<D: Database> Ledger for SqlLedger<D> {
     }
 
     async fn remove_payloads(&self, before: Timestamp, count_max: usize) -> Result<u64, LedgerError> {
-        let mut removed = 0;
-        let mut left = count_max;
-        while left > 0 {
-            let count = self.remove_some_payloads(before, left.min(REMOVE_MAX)).await?;
-            removed += u64::try_from(count).unwrap_or(u64::MAX);
-            left = left.saturating_sub(count);
-            if count == 0 {
-                break;
-            }
-        }
-        // Dead letters hold whole events, payloads among them.
-        let sql = "UPDATE dead_letters SET event = NULL WHERE at < ? AND event IS NOT NULL";
-        self.execute(sql, vec![Value::time(before)]).await?;
-        Ok(removed)
+        let removed = self.forget_old(before, count_max).await?;
+        Ok(u64::try_from(removed).unwrap_or(u64::MAX))
     }
 
     async fn shut_down(&self) {

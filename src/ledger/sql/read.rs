@@ -15,8 +15,8 @@ use crate::domain::outcome::{AttemptOutcome, LeadStatus};
 use crate::domain::window::Window;
 use crate::ledger::windows::{StoredPlace, stored_windows};
 use crate::ledger::{
-    AttemptPlace, AttemptRow, CountedAttempt, CountedSum, DoubtRow, EntryRow, LeadDetail, LeadRow, LedgerError, Totals,
-    UsageRow, charged,
+    AttemptPlace, AttemptRow, CountedAttempt, CountedSum, DoubtRow, EntryRow, LeadDetail, LeadRow, LedgerError,
+    ReturnRow, Totals, UsageRow, charged,
 };
 use crate::store::CounterKey;
 
@@ -62,9 +62,12 @@ const ATTEMPT_KINDS: [Kind; 13] = [
     Kind::Int,
     Kind::Text,
 ];
-const SELECT_ENTRIES: &str = "SELECT account, amount_micros, currency, kind, CAST(booked_at AS CHAR) FROM entries \
+const SELECT_ENTRIES: &str = "SELECT buyer_id, account, amount_micros, currency, kind, CAST(booked_at AS CHAR) FROM entries \
      WHERE lead_id = ? ORDER BY entry_id";
-const ENTRY_KINDS: [Kind; 5] = [Kind::Text, Kind::Int, Kind::Text, Kind::Text, Kind::Text];
+const ENTRY_KINDS: [Kind; 6] = [Kind::Text, Kind::Text, Kind::Int, Kind::Text, Kind::Text, Kind::Text];
+const SELECT_RETURNS: &str = "SELECT buyer_id, reason, frees_cap, CAST(returned_at AS CHAR) FROM returns \
+     WHERE lead_id = ? ORDER BY returned_at, buyer_id";
+const RETURN_KINDS: [Kind; 4] = [Kind::Text, Kind::Text, Kind::Int, Kind::Text];
 
 /// Counted attempts of a buyer within a span.
 const COUNTED: &str = "WHERE a.buyer_id = ? AND a.counted = 1 AND a.sent_at >= ? AND a.sent_at < ?";
@@ -119,11 +122,21 @@ fn attempt_row(mut row: Row) -> Result<AttemptRow, DbError> {
 
 fn entry_row(mut row: Row) -> Result<EntryRow, DbError> {
     Ok(EntryRow {
+        buyer: row.parsed(buyer)?,
         account: row.text()?,
         amount: Micros(row.int()?),
         currency: row.parsed(Currency::new)?,
         kind: row.text()?,
         booked_at: row.time()?,
+    })
+}
+
+fn return_row(mut row: Row) -> Result<ReturnRow, DbError> {
+    Ok(ReturnRow {
+        buyer: row.parsed(buyer)?,
+        reason: row.text()?,
+        frees_cap: row.int()? != 0,
+        returned_at: row.time()?,
     })
 }
 
@@ -321,12 +334,14 @@ impl<D: Database> SqlLedger<D> {
         let leads = session.fetch(sql.into(), args(), &LEAD_KINDS).await?;
         let attempts = session.fetch(SELECT_ATTEMPTS.into(), args(), &ATTEMPT_KINDS).await?;
         let entries = session.fetch(SELECT_ENTRIES.into(), args(), &ENTRY_KINDS).await?;
+        let returns = session.fetch(SELECT_RETURNS.into(), args(), &RETURN_KINDS).await?;
         Self::end(session).await?;
         let Some(lead) = leads.into_iter().next() else { return Ok(None) };
         Ok(Some(LeadDetail {
             lead: lead_row(lead)?,
             attempts: attempts.into_iter().map(attempt_row).collect::<Result<_, _>>()?,
             entries: entries.into_iter().map(entry_row).collect::<Result<_, _>>()?,
+            returns: returns.into_iter().map(return_row).collect::<Result<_, _>>()?,
         }))
     }
 
@@ -369,23 +384,6 @@ impl<D: Database> SqlLedger<D> {
         let rows = session.fetch(sql.into(), Vec::new(), &[Kind::Text]).await?;
         session.release();
         rows.into_iter().map(|mut row| row.parsed(buyer)).collect()
-    }
-
-    /// Answers how many were found, which is fewer than `count_max` when none is left.
-    pub(super) async fn remove_some_payloads(&self, before: Timestamp, count_max: usize) -> Result<usize, DbError> {
-        let mut session = self.database.writer().await?;
-        let sql = "SELECT lead_id FROM leads WHERE has_payload = 1 AND received_at < ? ORDER BY received_at LIMIT ?";
-        let args = vec![Value::time(before), i64::try_from(count_max).unwrap_or(i64::MAX).into()];
-        let rows = session.fetch(sql.into(), args, &[Kind::Bytes]).await?;
-        let ids = rows.into_iter().map(|mut row| row.lead().map(Value::from)).collect::<Result<Vec<_>, _>>()?;
-        let count = ids.len();
-        if count > 0 {
-            let list = vec!["?"; count].join(",");
-            let sql = format!("UPDATE leads SET payload = NULL, has_payload = 0 WHERE lead_id IN ({list})");
-            session.execute(sql.into(), ids).await?;
-        }
-        session.release();
-        Ok(count)
     }
 }
 

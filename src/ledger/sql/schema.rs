@@ -40,13 +40,17 @@ pub async fn apply<C: Migrate + Send>(
 ) -> Result<Vec<MigrationStep>, LedgerError> {
     let wrong = |error: MigrateError| explain(&error, classify);
     connection.ensure_migrations_table(TABLE).await.map_err(wrong)?;
-    let before: Vec<i64> = connection
-        .list_applied_migrations(TABLE)
-        .await
-        .map_err(wrong)?
-        .into_iter()
-        .map(|applied| applied.version)
-        .collect();
+    let applied = connection.list_applied_migrations(TABLE).await.map_err(wrong)?;
+    for one in &applied {
+        match migrations.iter().find(|needed| needed.version == one.version) {
+            None => return Err(LedgerError::Schema(newer(one.version))),
+            Some(needed) if needed.checksum != one.checksum => {
+                return Err(LedgerError::Schema(changed(needed, &one.checksum)));
+            }
+            Some(_) => {}
+        }
+    }
+    let before: Vec<i64> = applied.iter().map(|applied| applied.version).collect();
     let mut migrator = Migrator::with_migrations(migrations);
     migrator.set_locking(false);
     migrator.run_direct(None, connection, false).await.map_err(wrong)?;
@@ -69,7 +73,6 @@ pub fn explain(error: &MigrateError, classify: fn(&sqlx::Error) -> DbError) -> L
             other => LedgerError::Schema(format!("migration {version} failed: {}", LedgerError::from(other))),
         },
         MigrateError::VersionMissing(version) => LedgerError::Schema(newer(*version)),
-        MigrateError::VersionMismatch(version) => LedgerError::Schema(changed(*version)),
         MigrateError::Dirty(version) => LedgerError::Schema(unfinished(*version)),
         _ => LedgerError::Schema("the migrations do not fit together".to_owned()),
     }
@@ -81,10 +84,24 @@ fn newer(version: i64) -> String {
     )
 }
 
-fn changed(version: i64) -> String {
+/// A migration in force is not the one of this version.
+fn changed(needed: &Migration, applied: &[u8]) -> String {
+    let file = file_name(needed);
+    let hex = |sum: &[u8]| -> String {
+        let halves = sum.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+        halves.filter_map(|half| char::from_digit(half.into(), 16)).collect()
+    };
     format!(
-        "migration {version} was applied in another form than this version knows: the books were made by another build"
+        "migration {file} was applied in another form than this version knows, so the books were made by another build. \
+         SHA-384 as applied: {}; of the file in this version: {}",
+        hex(applied),
+        hex(&needed.checksum)
     )
+}
+
+/// As it is called under `migrations/`.
+fn file_name(migration: &Migration) -> String {
+    format!("{:04}_{}.sql", migration.version, migration.description.replace(' ', "_"))
 }
 
 fn unfinished(version: i64) -> String {
@@ -104,18 +121,17 @@ pub async fn check(database: &dyn Database) -> Result<(), LedgerError> {
     let mut applied = HashMap::new();
     for mut row in rows {
         let (version, is_done) = (row.int()?, row.int()? != 0);
-        applied.insert(version, (is_done, row.bytes::<48>()?));
+        applied.insert(version, (is_done, row.opt_bytes()?.unwrap_or_default()));
     }
     for needed in database.migrations() {
         match applied.remove(&needed.version) {
             None => {
-                let name = &needed.description;
-                let text = format!("migration {} ({name}) is missing: run `capgate migrate`", needed.version);
+                let text = format!("migration {} is missing: run `capgate migrate`", file_name(&needed));
                 return Err(LedgerError::Schema(text));
             }
             Some((false, _)) => return Err(LedgerError::Schema(unfinished(needed.version))),
             Some((true, checksum)) if checksum[..] != needed.checksum[..] => {
-                return Err(LedgerError::Schema(changed(needed.version)));
+                return Err(LedgerError::Schema(changed(&needed, &checksum)));
             }
             Some((true, _)) => {}
         }

@@ -10,6 +10,7 @@ use super::session::{Database, DbError, Dialect, Kind, Session};
 use super::write::{self, DeadLetter, Written};
 use crate::domain::event::{EntryId, Event, JournalEntry, Life, Mark, UnreadableEvent};
 use crate::domain::id::Partition;
+use crate::ledger::check;
 use crate::ledger::plan::{self, Incoming, Place};
 use crate::ledger::{JournalSource, LedgerError, SettleError, Settled};
 use crate::store::StoreError;
@@ -254,7 +255,7 @@ impl Batch {
             let place = Place { partition: mark.partition, life: mark.life, id };
             self.bytes += bytes.len();
             match Event::from_bytes(&bytes) {
-                Ok(event) => match plan::check(&event) {
+                Ok(event) => match check::check(&event) {
                     Ok(()) => self.events.push(Incoming { place, bytes, event }),
                     Err(reason) => self.letters.push(DeadLetter { place, bytes, reason: reason.to_owned() }),
                 },

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use super::session::{DbError, Dialect, Session, Set, Value};
-use crate::domain::event::{Closed, Mark};
+use crate::domain::event::{Closed, Mark, Returned};
 use crate::domain::id::{BuyerId, CampaignId, PublisherId};
 use crate::domain::money::Currency;
 use crate::domain::outcome::LeadStatus;
@@ -20,6 +20,7 @@ pub struct Written {
     pub leads: u64,
     pub attempts: u64,
     pub entries: u64,
+    pub returns: u64,
     pub balances: u64,
     pub usage: u64,
 }
@@ -31,6 +32,7 @@ impl Written {
             ("leads", self.leads),
             ("attempts", self.attempts),
             ("entries", self.entries),
+            ("returns", self.returns),
             ("balances", self.balances),
             ("cap_usage", self.usage),
         ]
@@ -41,6 +43,7 @@ impl Written {
         self.leads += other.leads;
         self.attempts += other.attempts;
         self.entries += other.entries;
+        self.returns += other.returns;
         self.balances += other.balances;
         self.usage += other.usage;
     }
@@ -54,6 +57,7 @@ pub async fn carry_out(session: &mut dyn Session, dialect: &Dialect, plan: &Plan
         leads: count(plan.new_leads.len() + plan.arrivals.len() + plan.verdicts.len()),
         attempts: count(plan.attempts.len()),
         entries: count(plan.entries.len()),
+        returns: count(plan.returns.len()),
         balances: count(plan.balances.len()),
         usage: count(plan.usage.len()),
     };
@@ -66,7 +70,12 @@ pub async fn carry_out(session: &mut dyn Session, dialect: &Dialect, plan: &Plan
     let end = dialect.upsert("lead_id", &sets);
     insert(session, dialect, VERDICTS, &end, plan.verdicts.iter().map(|closed| verdict(closed))).await?;
     write_attempts(session, dialect, &plan.attempts).await?;
+    for key in &plan.uncounted {
+        let args = vec![key.lead.into(), key.buyer.as_str().into()];
+        session.execute(Cow::Borrowed(UNCOUNT), args).await?;
+    }
     insert(session, dialect, ENTRIES, "", plan.entries.iter().map(entry)).await?;
+    insert(session, dialect, RETURNS, "", plan.returns.iter().map(|returned| returned_row(returned))).await?;
     let end = dialect.upsert("buyer_id, cap_id, window_start", &[Set::Add("used")]);
     let usage = plan.usage.iter().map(|(key, change)| {
         vec![key.buyer.as_str().into(), key.cap.as_str().into(), Value::time(key.start), (*change).into()]
@@ -106,10 +115,13 @@ const ATTEMPTS: Head = Head {
           reason, sent_at, duration_us, windows, price_micros, payout_micros, currency) VALUES ",
     columns: 15,
 };
+const UNCOUNT: &str = "UPDATE attempts SET counted = 0 WHERE lead_id = ? AND buyer_id = ?";
 const ENTRIES: Head = Head {
     sql: "INSERT INTO entries (lead_id, buyer_id, account, amount_micros, currency, kind, booked_at) VALUES ",
     columns: 7,
 };
+const RETURNS: Head =
+    Head { sql: "INSERT INTO returns (lead_id, buyer_id, reason, frees_cap, returned_at) VALUES ", columns: 5 };
 const USAGE: Head = Head { sql: "INSERT INTO cap_usage (buyer_id, cap_id, window_start, used) VALUES ", columns: 4 };
 const BEGUN: Head =
     Head { sql: "INSERT INTO cap_usage_begun (buyer_id, cap_id, window_start, begun) VALUES ", columns: 4 };
@@ -261,8 +273,18 @@ fn entry(entry: &EntryWrite) -> Vec<Value> {
         entry.account.as_str().into(),
         entry.amount.0.into(),
         entry.currency.as_str().into(),
-        "sale".into(),
+        entry.kind.as_str().into(),
         Value::time_of_us(entry.booked_at_us),
+    ]
+}
+
+fn returned_row(returned: &Returned) -> Vec<Value> {
+    vec![
+        returned.lead.into(),
+        returned.buyer.as_str().into(),
+        cut(Some(&returned.reason)),
+        returned.frees_cap.into(),
+        Value::time_of_us(returned.returned_at_us),
     ]
 }
 

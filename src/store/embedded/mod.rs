@@ -18,7 +18,8 @@ use self::group::Group;
 use self::state::State;
 use super::{
     Admission, Admit, BeginReply, Close, CloseReply, Comparison, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts,
-    OverdueLead, ReadBack, ReconcileReply, SeedReply, Standing, Store, StoreError, StoreHealth, Take, TakeReply,
+    OverdueLead, ReadBack, ReconcileReply, ReturnReply, SaleReturn, SeedReply, Standing, Store, StoreError,
+    StoreHealth, Take, TakeReply,
 };
 use crate::clock::SharedClock;
 use crate::domain::event::{Attempt, Closed, EntryId, Event, JournalEntry, Life, Mark, Received, WindowAmount};
@@ -36,6 +37,7 @@ mod leases;
 mod lives;
 mod partition;
 mod reconcile;
+mod returns;
 mod snapshot;
 mod start;
 mod state;
@@ -165,8 +167,11 @@ fn check_end(end: &LeaseEnd) -> Result<(), StoreError> {
 }
 
 fn check_attempt(event: &Attempt) -> Result<(), StoreError> {
-    let windows: usize = event.windows.iter().map(|window| window.cap.as_str().len()).sum();
-    check_text(windows + event.reason.as_ref().map_or(0, String::len))
+    check_text(windows_bytes(&event.windows) + event.reason.as_ref().map_or(0, String::len))
+}
+
+fn windows_bytes(windows: &[WindowAmount]) -> usize {
+    windows.iter().map(|window| window.cap.as_str().len()).sum()
 }
 
 #[async_trait]
@@ -249,6 +254,11 @@ impl Store for EmbeddedStore {
 
     async fn doubt(&self, end: &LeaseEnd) -> Result<EndReply, StoreError> {
         self.end(end, EndMark::Doubt).await
+    }
+
+    async fn return_sale(&self, sale: &SaleReturn) -> Result<ReturnReply, StoreError> {
+        check_text(sale.event.reason.len() + windows_bytes(&sale.event.windows))?;
+        self.step(|state, now| state.return_sale(now, sale)).await?
     }
 
     async fn record(&self, event: &Attempt) -> Result<(), StoreError> {

@@ -69,6 +69,7 @@ impl Journal {
 enum Expiring {
     Lead(LeadId),
     Mark(LeaseKey),
+    Return(LeaseKey),
 }
 
 /// Everything in one partition.
@@ -95,6 +96,9 @@ pub(super) struct PartitionState {
     /// Open leases by deadline in microseconds.
     pub(super) due: BTreeSet<(i64, LeaseKey)>,
     pub(super) ended: HashMap<LeaseKey, Ended>,
+    /// Leads given back a short while ago, and until when that is remembered; not in the file, because no caller outlives the
+    /// process and the books know the rest.
+    pub(super) returned: HashMap<LeaseKey, i64>,
     expiries: BTreeSet<(i64, Expiring)>,
     pub(super) entry_count: u64,
     text_bytes: u64,
@@ -163,6 +167,9 @@ impl PartitionState {
             }
             Expiring::Lead(lead) if self.leads.get(&lead).is_some_and(|known| known.expires_ms == at_ms) => {
                 self.forget_lead(lead);
+            }
+            Expiring::Return(key) => {
+                self.returned.remove(&key);
             }
             Expiring::Mark(_) | Expiring::Lead(_) => {}
         }
@@ -338,6 +345,12 @@ impl PartitionState {
             lease.deadline_us = at_us;
             self.due.insert((at_us, key.clone()));
         }
+    }
+
+    /// A lead was given back.
+    pub(super) fn remember_return(&mut self, key: LeaseKey, expires_ms: i64) {
+        self.expiries.insert((expires_ms, Expiring::Return(key.clone())));
+        self.returned.insert(key, expires_ms);
     }
 
     fn put_mark(&mut self, key: &LeaseKey, mark: EndMark, counts: Vec<WindowAmount>, expires_ms: i64) {

@@ -240,7 +240,7 @@ impl RedisStore {
     }
 }
 
-fn of_another_life() -> StoreError {
+pub(super) fn of_another_life() -> StoreError {
     StoreError::NotDone("the partition is closed until its counts are rebuilt".to_owned())
 }
 

@@ -65,7 +65,7 @@ pub(super) enum HeldEvent {
     Received(Arc<HeldLead>),
     Closed(Arc<HeldClose>),
     Ended(Arc<HeldEnd>),
-    /// Changes nothing but the books.
+    /// Changes nothing but the books, or nothing that has to be told again.
     Recorded(Arc<Vec<u8>>),
 }
 
@@ -212,7 +212,7 @@ impl Held {
         state.hold(partition, life, id, HeldEvent::Ended(Arc::new(end)));
     }
 
-    /// An event that changes nothing but the books was appended.
+    /// An event was appended that is restated without any effect on counters.
     pub(super) fn recorded(&self, partition: Partition, life: Life, id: EntryId, event: Vec<u8>) {
         self.state.lock().hold(partition, life, id, HeldEvent::Recorded(Arc::new(event)));
     }

@@ -90,6 +90,11 @@ impl Keys {
         self.key(partition, format_args!("lease:{lead}:{buyer}"))
     }
 
+    /// The lead was given back a short while ago; expires.
+    pub(super) fn returned(&self, partition: Partition, lead: LeadId, buyer: &BuyerId) -> String {
+        self.key(partition, format_args!("returned:{lead}:{buyer}"))
+    }
+
     /// Hash of a buyer's open leases: lead -> record. One hash per buyer, so that a seed can read them all in its one step
     /// with every key named.
     pub(super) fn leases(&self, partition: Partition, buyer: &BuyerId) -> String {
@@ -182,6 +187,10 @@ mod tests {
         assert_eq!(
             keys.end_mark(partition, lead, &buyer),
             "cg1:{p07}:lease:01890a5d-ac96-774b-bcce-b302099a8057:sunco"
+        );
+        assert_eq!(
+            keys.returned(partition, lead, &buyer),
+            "cg1:{p07}:returned:01890a5d-ac96-774b-bcce-b302099a8057:sunco"
         );
         assert_eq!(keys.leases(partition, &buyer), "cg1:{p07}:leases:sunco");
         assert_eq!(keys.claim(partition, &publisher, "ab12"), "cg1:{p07}:idem:acme:ab12");

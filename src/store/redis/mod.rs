@@ -15,6 +15,7 @@ mod reconcile;
 mod record;
 mod reply;
 mod restate;
+mod returns;
 mod scripts;
 mod setup;
 mod take;
@@ -36,7 +37,8 @@ use self::reply::Reply;
 use self::setup::{JournalSize, Looks, Offset};
 use super::{
     Admission, Admit, BeginReply, Close, CloseReply, Comparison, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts,
-    OverdueLead, ReadBack, ReconcileReply, SeedReply, Standing, Store, StoreError, StoreHealth, Take, TakeReply,
+    OverdueLead, ReadBack, ReconcileReply, ReturnReply, SaleReturn, SeedReply, Standing, Store, StoreError,
+    StoreHealth, Take, TakeReply,
 };
 use crate::clock::SharedClock;
 use crate::domain::event::{Attempt, Closed, EntryId, Event, JournalEntry, Life, Mark, WindowAmount};
@@ -277,6 +279,11 @@ impl Store for RedisStore {
     async fn doubt(&self, end: &LeaseEnd) -> Result<EndReply, StoreError> {
         let _under_way = self.under_way.read().await;
         self.run_end(End::Doubt, end).await
+    }
+
+    async fn return_sale(&self, sale: &SaleReturn) -> Result<ReturnReply, StoreError> {
+        let _under_way = self.under_way.read().await;
+        self.run_return(sale).await
     }
 
     async fn record(&self, event: &Attempt) -> Result<(), StoreError> {

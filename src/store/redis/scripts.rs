@@ -30,6 +30,7 @@ pub(super) enum Verb {
     GiveBack,
     Record,
     Remember,
+    Return,
     Close,
     Seed,
     Reconcile,
@@ -53,7 +54,7 @@ pub(super) enum Verb {
 
 impl Verb {
     /// All, in the order of their numbers.
-    pub(super) const ALL: [Self; 30] = [
+    pub(super) const ALL: [Self; 31] = [
         Self::Admit,
         Self::Take,
         Self::AdmitTake,
@@ -65,6 +66,7 @@ impl Verb {
         Self::GiveBack,
         Self::Record,
         Self::Remember,
+        Self::Return,
         Self::Close,
         Self::Seed,
         Self::Reconcile,
@@ -104,6 +106,7 @@ impl Verb {
             Self::GiveBack => lua!("give_back"),
             Self::Record => lua!("record"),
             Self::Remember => lua!("remember"),
+            Self::Return => lua!("return"),
             Self::Close => lua!("close"),
             Self::Seed => lua!("seed"),
             Self::Reconcile => lua!("reconcile"),
@@ -140,6 +143,7 @@ impl Verb {
             | Self::GiveBack
             | Self::Record
             | Self::Remember
+            | Self::Return
             | Self::NewKey
             | Self::Close => Lane::Hot,
             Self::Seed

@@ -6,6 +6,7 @@ mod journal;
 mod races;
 mod reconcile;
 mod recovery;
+mod returns;
 mod seeds;
 mod takes;
 
@@ -15,5 +16,6 @@ pub use journal::*;
 pub use races::*;
 pub use reconcile::*;
 pub use recovery::*;
+pub use returns::*;
 pub use seeds::*;
 pub use takes::*;
