@@ -33,12 +33,15 @@ pub mod audit;
 mod lives;
 pub mod mysql;
 mod plan;
+pub mod postbacks;
 mod rows;
 mod sql;
 pub mod sqlite;
 mod windows;
 
 pub use lives::{BookedLead, GatewayId, LeadPlace, LifeRow, Peer, Raise, Stage};
+
+pub use postbacks::{PostbackBooks, PostbackState};
 
 pub use rows::{
     AttemptPlace, CountedAttempt, CountedSum, DeadLetterRow, DifferenceAction, DifferenceRow, DoubtRow, Replayed,
@@ -242,7 +245,7 @@ pub struct MigrationStep {
 
 /// The books. See the module's text for the contract.
 #[async_trait]
-pub trait Ledger: Send + Sync + std::fmt::Debug {
+pub trait Ledger: PostbackBooks + Send + Sync + std::fmt::Debug {
     /// Brings the schema up to date; safe to run from several gateways at once.
     async fn migrate(&self) -> Result<Vec<MigrationStep>, LedgerError>;
 
@@ -375,7 +378,8 @@ pub trait Ledger: Send + Sync + std::fmt::Debug {
     /// Pauses or resumes a buyer.
     async fn set_paused(&self, buyer: &BuyerId, is_paused: bool) -> Result<(), LedgerError>;
 
-    /// Removes payloads of leads received before `before`, at most `count_max`; answers how many.
+    /// Removes payloads of leads received before `before`, at most `count_max`; answers how many. With them go whole events
+    /// among the dead letters, and postbacks that have ended.
     async fn remove_payloads(&self, before: Timestamp, count_max: usize) -> Result<u64, LedgerError>;
 
     /// Closes connections.

@@ -31,6 +31,11 @@ const MIGRATIONS: &[schema::Source] = &[
         description: "usage begun",
         sql: include_str!("../../migrations/sqlite/0003_usage_begun.sql"),
     },
+    schema::Source {
+        version: 6,
+        description: "postbacks",
+        sql: include_str!("../../migrations/sqlite/0006_postbacks.sql"),
+    },
 ];
 
 const DIALECT: Dialect = Dialect {

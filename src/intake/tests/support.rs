@@ -44,6 +44,7 @@ pub(crate) fn publisher(id: &str, throttle: Option<Throttle>) -> Publisher {
         wait_max: None,
         signing: None,
         mapping: vec![],
+        postback: None,
     }
 }
 

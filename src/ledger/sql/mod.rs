@@ -23,6 +23,7 @@ mod audit;
 mod known;
 mod letters;
 mod lives;
+mod postbacks;
 mod read;
 pub(super) mod schema;
 pub(super) mod session;
@@ -305,6 +306,8 @@ impl<D: Database> Ledger for SqlLedger<D> {
         // Dead letters hold whole events, payloads among them.
         let sql = "UPDATE dead_letters SET event = NULL WHERE at < ? AND event IS NOT NULL";
         self.execute(sql, vec![Value::time(before)]).await?;
+        // A lead seldom has more than two.
+        self.remove_ended_postbacks(before, count_max.saturating_mul(2)).await?;
         Ok(removed)
     }
 

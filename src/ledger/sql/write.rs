@@ -7,8 +7,8 @@ use crate::domain::event::{Closed, Mark};
 use crate::domain::id::{BuyerId, CampaignId, PublisherId};
 use crate::domain::money::Currency;
 use crate::domain::outcome::LeadStatus;
-use crate::ledger::DifferenceRow;
-use crate::ledger::plan::{Arrival, AttemptWrite, EntryWrite, NewLead, Place, Plan};
+use crate::ledger::plan::{Arrival, AttemptWrite, EntryWrite, NewLead, Place, Plan, PostbackWrite};
+use crate::ledger::{DifferenceRow, PostbackState};
 use crate::store::CounterKey;
 
 /// Most characters of a buyer's words that are kept. Cut, not refused: they must not cost a sale its row.
@@ -22,6 +22,7 @@ pub struct Written {
     pub entries: u64,
     pub balances: u64,
     pub usage: u64,
+    pub postbacks: u64,
 }
 
 impl Written {
@@ -33,6 +34,7 @@ impl Written {
             ("entries", self.entries),
             ("balances", self.balances),
             ("cap_usage", self.usage),
+            ("postbacks", self.postbacks),
         ]
     }
 
@@ -43,6 +45,7 @@ impl Written {
         self.entries += other.entries;
         self.balances += other.balances;
         self.usage += other.usage;
+        self.postbacks += other.postbacks;
     }
 }
 
@@ -56,6 +59,7 @@ pub async fn carry_out(session: &mut dyn Session, dialect: &Dialect, plan: &Plan
         entries: count(plan.entries.len()),
         balances: count(plan.balances.len()),
         usage: count(plan.usage.len()),
+        postbacks: count(plan.postbacks.len()),
     };
     insert(session, dialect, NEW_LEADS, "", plan.new_leads.iter().map(new_lead)).await?;
     for arrival in &plan.arrivals {
@@ -65,6 +69,9 @@ pub async fn carry_out(session: &mut dyn Session, dialect: &Dialect, plan: &Plan
     let sets: Vec<_> = sets.into_iter().chain(["explanation", "answer"]).map(Set::New).collect();
     let end = dialect.upsert("lead_id", &sets);
     insert(session, dialect, VERDICTS, &end, plan.verdicts.iter().map(|closed| verdict(closed))).await?;
+    // The lead's row has just moved forward, so there is none; one that was left by hand stays and is not sent again.
+    let end = dialect.upsert("lead_id, ordinal", &[Set::New("status")]);
+    insert(session, dialect, POSTBACKS, &end, plan.postbacks.iter().map(postback)).await?;
     write_attempts(session, dialect, &plan.attempts).await?;
     insert(session, dialect, ENTRIES, "", plan.entries.iter().map(entry)).await?;
     let end = dialect.upsert("buyer_id, cap_id, window_start", &[Set::Add("used")]);
@@ -109,6 +116,10 @@ const ATTEMPTS: Head = Head {
 const ENTRIES: Head = Head {
     sql: "INSERT INTO entries (lead_id, buyer_id, account, amount_micros, currency, kind, booked_at) VALUES ",
     columns: 7,
+};
+const POSTBACKS: Head = Head {
+    sql: "INSERT INTO postbacks (lead_id, ordinal, status, publisher_id, body, state, tries, created_at, next_at) VALUES ",
+    columns: 9,
 };
 const USAGE: Head = Head { sql: "INSERT INTO cap_usage (buyer_id, cap_id, window_start, used) VALUES ", columns: 4 };
 const BEGUN: Head =
@@ -263,6 +274,23 @@ fn entry(entry: &EntryWrite) -> Vec<Value> {
         entry.currency.as_str().into(),
         "sale".into(),
         Value::time_of_us(entry.booked_at_us),
+    ]
+}
+
+/// Due from its verdict on, never before.
+fn postback(postback: &PostbackWrite<'_>) -> Vec<Value> {
+    let event = postback.event;
+    let at = Value::time_of_us(event.closed_at_us);
+    vec![
+        event.lead.into(),
+        i64::from(postback.ordinal).into(),
+        event.status.as_str().into(),
+        event.publisher.as_str().into(),
+        postback.body.into(),
+        PostbackState::Waiting.as_str().into(),
+        0_i64.into(),
+        at.clone(),
+        at,
     ]
 }
 
