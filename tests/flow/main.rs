@@ -25,6 +25,7 @@ mod lives;
 mod openapi;
 mod operations;
 mod outcomes;
+mod postbacks;
 mod reconcile;
 #[cfg(feature = "server-tests")]
 #[allow(dead_code, reason = "only the raw connection is used here")]

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use capgate::app::{App, open_ledger};
-use capgate::clock::SystemClock;
+use capgate::clock::{SharedClock, SystemClock};
 use capgate::config::{self, RoutingFile};
 use capgate::domain::id::LeadId;
 use capgate::domain::outcome::LeadStatus;
@@ -157,6 +157,11 @@ impl Place {
 
     /// A gateway in this process.
     pub async fn start(&self, more: &str) -> Gateway {
+        self.start_at(more, Arc::new(SystemClock)).await
+    }
+
+    /// The same by another clock.
+    pub async fn start_at(&self, more: &str, clock: SharedClock) -> Gateway {
         if std::env::var_os(capgate::telemetry::log::FILTER_VARIABLE).is_some() {
             // Asked for by whoever looks for the cause of a failure; another test has done it already.
             let _ = capgate::telemetry::log::init_logging(false);
@@ -166,7 +171,7 @@ impl Place {
         let config = config::load(Some(&path), &|_: &str| None).unwrap_or_else(|problems| panic!("{problems}"));
         let (file, routing, _) =
             RoutingFile::open(&config, &|_: &str| None).unwrap_or_else(|problems| panic!("{problems}"));
-        let app = App::start(config, routing, file, Arc::new(SystemClock)).await.expect("gateway starts");
+        let app = App::start(config, routing, file, clock).await.expect("gateway starts");
         Gateway { intake: app.intake_addr, admin: app.admin_addr, app }
     }
 
