@@ -7,7 +7,7 @@ use capgate::domain::event::{Closed, Event};
 use capgate::domain::id::{LeadId, PublisherId};
 use capgate::domain::outcome::LeadStatus;
 use capgate::ledger::postbacks::{ClaimOrder, ClaimedPostback, NextStep, PostbackReplay, Tried};
-use capgate::ledger::{Ledger, PostbackBooks as _, PostbackState};
+use capgate::ledger::{Ledger, PostbackState};
 use jiff::{SignedDuration, Timestamp};
 
 use crate::events::{RECEIVED_US, publisher, received, sold, unsold};

@@ -4,7 +4,6 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -73,8 +72,13 @@ impl Post {
 struct Shared {
     posts: Mutex<Vec<Post>>,
     answers: Mutex<HashMap<String, Answer>>,
-    waiting: AtomicUsize,
-    waiting_most: AtomicUsize,
+    waiting: Mutex<HashMap<String, Waiting>>,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    now: usize,
+    most: usize,
 }
 
 /// Listens until it is dropped.
@@ -120,9 +124,9 @@ impl Receiver {
         self.shared.posts.lock().iter().filter(|post| post.path == path).cloned().collect()
     }
 
-    /// Most posts that were waiting for an answer at once.
-    pub fn waiting_most(&self) -> usize {
-        self.shared.waiting_most.load(Ordering::SeqCst)
+    /// Most posts of a path that were waiting for an answer at once.
+    pub fn waiting_most(&self, path: &str) -> usize {
+        self.shared.waiting.lock().get(path).map_or(0, |waiting| waiting.most)
     }
 }
 
@@ -130,9 +134,14 @@ async fn serve(mut stream: TcpStream, shared: Arc<Shared>) {
     let mut buffer = Vec::new();
     while let Some(post) = read(&mut stream, &mut buffer).await {
         let answer = shared.answers.lock().get(&post.path).cloned().unwrap_or(status(204));
+        let path = post.path.clone();
         shared.posts.lock().push(post);
-        let waiting = shared.waiting.fetch_add(1, Ordering::SeqCst) + 1;
-        shared.waiting_most.fetch_max(waiting, Ordering::SeqCst);
+        {
+            let mut waiting = shared.waiting.lock();
+            let waiting = waiting.entry(path.clone()).or_default();
+            waiting.now += 1;
+            waiting.most = waiting.most.max(waiting.now);
+        }
         let told = match answer {
             Answer::Hang => {
                 // Until the other side has enough of it.
@@ -144,7 +153,9 @@ async fn serve(mut stream: TcpStream, shared: Arc<Shared>) {
                 Some(format!("HTTP/1.1 {status} x\r\ncontent-length: 0\r\n{lines}\r\n"))
             }
         };
-        shared.waiting.fetch_sub(1, Ordering::SeqCst);
+        if let Some(waiting) = shared.waiting.lock().get_mut(&path) {
+            waiting.now -= 1;
+        }
         match told {
             Some(head) if stream.write_all(head.as_bytes()).await.is_ok() => {}
             _ => return,
