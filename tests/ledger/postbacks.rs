@@ -138,6 +138,7 @@ pub async fn a_postback_is_one_senders_until_its_claim_ends(books: &Books) {
                 return all;
             }
             all.extend(claimed);
+            assert!(all.len() <= 60, "what is claimed is due again at once");
         }
     };
     let (mine, others) = tokio::join!(tokio::spawn(take(books.ledger.clone())), tokio::spawn(take(other.clone())));
