@@ -267,13 +267,15 @@ impl Sender {
 
 async fn send(gateway: Arc<Gateway>, postback: ClaimedPostback, to: Postback, claimed_at: Instant) -> Sent {
     let at = gateway.store.now();
-    let ClaimedPostback { id, claim, publisher, .. } = postback.clone();
+    let publisher = postback.publisher.clone();
+    let (id, claim) = (postback.id, postback.claim);
     let mut tried = Tried { id, claim, at, http_status: None, error: None, next: NextStep::Release };
     if claimed_at.elapsed() + CLAIM_LEFT_MIN > CLAIM_FOR {
         return Sent { publisher, notified: None, tried };
     }
     let began = Instant::now();
-    let notified = gateway.forwarder.notify(&to, &postback.message_id(), Bytes::from(postback.body)).await;
+    let message_id = postback.message_id();
+    let notified = gateway.forwarder.notify(&to, &message_id, Bytes::from(postback.body)).await;
     gateway.telemetry.ledger.postback_duration.record(began.elapsed());
     let jitter = rand::rng().random_range(0.0..1.0);
     tried.next = schedule::next_step(postback.tries, postback.first_try_at, gateway.store.now(), &notified, jitter);

@@ -1,7 +1,12 @@
 //! Postbacks are what the documents say.
 
 #[cfg(feature = "server-tests")]
-use super::*;
+use {
+    super::{Rig, receiver::SECRET},
+    crate::support::Place,
+    capgate::ledger::PostbackState,
+    std::collections::HashMap,
+};
 
 /// The body of a postback in the OpenAPI document.
 pub fn body() -> jsonschema::Validator {

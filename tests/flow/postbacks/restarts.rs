@@ -1,6 +1,14 @@
 //! Postbacks and the end of gateways: killed, stopped, and several at once.
 
-use super::*;
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use capgate::clock::{Clock as _, SystemClock};
+use capgate::ledger::PostbackState;
+
+use super::receiver::{Answer, Receiver, status};
+use super::told_at;
+use crate::support::{Place, client, lead, post, until};
 
 /// Moves what waits, and whose claims are still held, an hour back: as if the hour had passed.
 async fn an_hour_passes(place: &Place) {
@@ -100,8 +108,7 @@ async fn three_gateways_send_each_postback_once_on_servers() {
     place.write_routing(&told_at(&receiver.url("/p"), &[]));
     let gateways = [place.start("").await, place.start("").await, place.start("").await];
     let client = client();
-    for number in 0..150 {
-        let gateway = &gateways[number as usize % gateways.len()];
+    for (number, gateway) in (0..150).zip(gateways.iter().cycle()) {
         let answer =
             crate::support::post_until_taken(&client, gateway.intake, &format!("k{number}"), &lead(number)).await;
         assert_eq!(answer.status, 200, "{answer:?}");
