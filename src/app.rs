@@ -16,12 +16,14 @@ use tokio_util::task::TaskTracker;
 use crate::clock::SharedClock;
 use crate::config::{Config, RoutingFile};
 use crate::domain::event::Attempt;
-use crate::domain::id::{BuyerId, LeadId};
+use crate::domain::id::{BuyerId, LeadId, PublisherId};
 use crate::domain::lease::Charge;
+use crate::domain::outcome::Verdict;
 use crate::domain::routing::{Buyer, Routing};
 use crate::filter::CompiledRouting;
 use crate::forward::Forwarder;
 use crate::intake::auth::Keys;
+use crate::intake::reply;
 use crate::lease::{FullMemory, Held, WindowsInForce};
 use crate::ledger::SharedLedger;
 use crate::pipeline::Progress;
@@ -142,6 +144,14 @@ impl Gateway {
         let routing = self.routing.load();
         let asked = routing.compiled.routing().publishers.values().filter_map(|publisher| publisher.wait_max).max();
         asked.unwrap_or_default().max(self.config.intake.answer_within)
+    }
+
+    /// What a publisher is told about a verdict, if it has a postback by the routing in force.
+    #[must_use]
+    pub fn postback(&self, publisher: &PublisherId, lead: LeadId, verdict: &Verdict) -> Option<String> {
+        let routing = self.routing();
+        let publisher = routing.compiled.routing().publishers.get(publisher)?;
+        reply::postback_body(publisher, lead, verdict)
     }
 
     /// A pause between repeats that ends early when the process has to end.

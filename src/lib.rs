@@ -18,6 +18,7 @@ pub mod lease;
 pub mod ledger;
 pub mod openapi;
 pub mod pipeline;
+pub mod postback;
 pub mod settle;
 pub mod shutdown;
 pub mod status;

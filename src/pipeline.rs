@@ -319,13 +319,14 @@ impl<'a> Walk<'a> {
         }
         // A sale by an answer in time was booked by its commit; a late one is booked here.
         let books = self.late.sold().is_some_and(|late| matches!(verdict, Verdict::Sold(sold) if *sold == late));
+        let postback = reply::postback_body(&self.order.publisher, lead.id, verdict);
         Close {
             event: Closed {
                 books,
                 closed_at_us: self.gateway.clock.now().as_microsecond(),
                 answer: reply::answer_body(lead.id, verdict),
                 explanation: serde_json::to_string(&explanation).unwrap_or_default(),
-                ..Closed::of(verdict, lead.id, lead.publisher.clone(), lead.campaign.clone())
+                ..Closed::of(verdict, lead.id, lead.publisher.clone(), lead.campaign.clone(), postback)
             },
             claim: self.order.claim.clone(),
             retention: self.gateway.config.store.idempotency,

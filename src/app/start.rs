@@ -20,6 +20,7 @@ use crate::lease::{FullMemory, WindowsInForce};
 use crate::ledger::mysql::MysqlLedger;
 use crate::ledger::sqlite::SqliteLedger;
 use crate::ledger::{LedgerError, SharedLedger};
+use crate::postback;
 use crate::settle::lives::Lives;
 use crate::settle::seed::{Seeder, warm_up};
 use crate::settle::settler::{Settler, SettlerParts};
@@ -157,6 +158,7 @@ impl App {
             tokio::spawn(recovery::run(gateway.clone())),
             tokio::spawn(reload::run(gateway.clone())),
             tokio::spawn(reconcile::run(gateway.clone())),
+            tokio::spawn(postback::run(gateway.clone())),
             tokio::spawn({
                 let (telemetry, halted) = (gateway.telemetry.clone(), halted.clone());
                 async move { telemetry.keep_up(halted).await }

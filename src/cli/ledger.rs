@@ -76,7 +76,10 @@ pub(super) fn run(command: &LedgerCommand) -> ExitCode {
 }
 
 /// Runs work on the books that the configuration names.
-fn with_ledger(config: &ConfigArgs, work: impl AsyncFnOnce(&dyn Ledger) -> Result<ExitCode, LedgerError>) -> ExitCode {
+pub(super) fn with_ledger(
+    config: &ConfigArgs,
+    work: impl AsyncFnOnce(&dyn Ledger) -> Result<ExitCode, LedgerError>,
+) -> ExitCode {
     let config = match config::load(config.config.as_deref(), &ProcessEnvironment) {
         Ok(config) => config,
         Err(problems) => {

@@ -9,6 +9,7 @@ mod explain;
 pub mod key;
 mod ledger;
 mod migrate;
+mod postbacks;
 mod reconcile;
 mod resolve;
 mod serve;
@@ -75,6 +76,9 @@ enum Command {
     /// Ask the books themselves, without a gateway
     #[command(subcommand)]
     Ledger(ledger::LedgerCommand),
+    /// What publishers were not told: list it, or have it tried again
+    #[command(subcommand)]
+    Postbacks(postbacks::PostbacksCommand),
     /// Show everything about one lead: candidates, attempts, verdict, entries
     Explain(explain::ExplainArgs),
     /// End attempts that are in doubt: the unit is kept and the sale booked, or given back
@@ -106,6 +110,7 @@ pub fn run() -> ExitCode {
         Command::Caps(args) => caps::run(&args),
         Command::Reconcile(args) => reconcile::run(&args),
         Command::Ledger(command) => ledger::run(&command),
+        Command::Postbacks(command) => postbacks::run(&command),
         Command::Explain(args) => explain::run(&args),
         Command::Resolve(args) => resolve::run(&args),
         Command::Stress(args) => run_stress(args),

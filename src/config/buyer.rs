@@ -1,16 +1,15 @@
 //! `[[buyer]]`
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::tz::TimeZone;
-use reqwest::Url;
 
 use super::ForwardConfig;
+use super::address;
 use super::answer;
 use super::caps;
-use super::item::{Item, Reader};
+use super::item::Reader;
 use super::matching;
 use super::process::FORWARD_TIMEOUT_MS_MAX;
 use super::publisher;
@@ -26,7 +25,10 @@ const IN_FLIGHT_MAX: u32 = 100_000;
 const RETURN_DAYS_MAX: u32 = 3_650;
 
 pub(super) fn read(id: &BuyerId, reader: &Reader<'_>, forward: &ForwardConfig, known: &Known) -> Option<Arc<Buyer>> {
-    let url = reader.required("url", "http://HOST/PATH or https://HOST/PATH").and_then(|item| url(item, forward));
+    let url = reader.required("url", address::RIGHT).and_then(|item| {
+        let hint = "a URL without them, and the secret in [buyer.request] headers";
+        address::url(item, forward, "forward", hint)
+    });
     let zone_item = reader.item("timezone");
     let timezone = zone_item.as_ref().map_or(Some(TimeZone::UTC), matching::timezone);
     let timeout_ms = reader.item("timeout_ms").map(|item| item.integer_in((1, FORWARD_TIMEOUT_MS_MAX)));
@@ -103,52 +105,5 @@ fn return_terms(reader: &Reader<'_>, has_keys: bool) -> ReturnTerms {
     ReturnTerms {
         within_days: reader.integer("return_within_days", (0, RETURN_DAYS_MAX), 30),
         frees_cap: reader.flag("returns_free_cap", false),
-    }
-}
-
-fn url(item: Item<'_>, forward: &ForwardConfig) -> Option<Url> {
-    const RIGHT: &str = "http://HOST/PATH or https://HOST/PATH";
-    let text = item.text()?;
-    // A URL may carry a password or a token.
-    let item = if text.contains(['@', '?']) { item.secret() } else { item };
-    let Ok(url) = Url::parse(text) else {
-        item.fail("is not a URL", RIGHT);
-        return None;
-    };
-    if !matches!(url.scheme(), "http" | "https") {
-        item.fail("is neither http nor https", RIGHT);
-        return None;
-    }
-    if !url.username().is_empty() || url.password().is_some() {
-        item.fail("carries a user name or password", "a URL without them, and the secret in [buyer.request] headers");
-        return None;
-    }
-    let Some(host) = url.host_str().filter(|host| !host.is_empty()) else {
-        item.fail("names no host", RIGHT);
-        return None;
-    };
-    if url.fragment().is_some() {
-        item.fail("has a #fragment, which is never sent", RIGHT);
-    }
-    if !forward.allow_private_addresses && is_private(host) {
-        item.warn(
-            "is a private address, so every forward to it is refused",
-            "a public address, or forward.allow_private_addresses = true",
-        );
-    }
-    Some(url)
-}
-
-/// Plainly private, as far as the text tells; each forward checks the address that it really connects to.
-fn is_private(host: &str) -> bool {
-    if host == "localhost" || host.ends_with(".localhost") {
-        return true;
-    }
-    match host.trim_matches(['[', ']']).parse::<IpAddr>() {
-        Ok(IpAddr::V4(ip)) => ip.is_private() || ip.is_loopback() || ip.is_link_local() || ip.is_unspecified(),
-        Ok(IpAddr::V6(ip)) => {
-            ip.is_loopback() || ip.is_unspecified() || ip.is_unique_local() || ip.is_unicast_link_local()
-        }
-        Err(_) => false,
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::domain::routing::{Routing, Secret};
 
+mod address;
 mod answer;
 mod buyer;
 mod campaign;

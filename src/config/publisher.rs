@@ -4,6 +4,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::ForwardConfig;
+use super::address;
 use super::answer::pointer;
 use super::item::{Item, Reader};
 use super::matching::percent_millionths;
@@ -11,7 +13,7 @@ use super::routing::Known;
 use crate::domain::field;
 use crate::domain::id::{CampaignId, PublisherId};
 use crate::domain::money::{Micros, Payout};
-use crate::domain::routing::{KeyHash, Publisher, Throttle};
+use crate::domain::routing::{KeyHash, Postback, Publisher, Throttle};
 use crate::domain::signature::SigningKey;
 
 /// Largest price and payout: a billion units. Sums of them stay far inside the books' 64 bits.
@@ -19,7 +21,12 @@ pub(super) const PRICE_MAX: Micros = Micros(1_000_000_000_000_000);
 /// Longest wait that a publisher may be allowed to ask for.
 const WAIT_MS_MAX: u64 = 120_000;
 
-pub(super) fn read(id: &PublisherId, reader: &Reader<'_>, known: &Known) -> Option<Arc<Publisher>> {
+pub(super) fn read(
+    id: &PublisherId,
+    reader: &Reader<'_>,
+    forward: &ForwardConfig,
+    known: &Known,
+) -> Option<Arc<Publisher>> {
     let keys = keys(reader);
     if keys.is_empty() {
         reader.warn("keys_sha256", "names no key, so this publisher cannot send", "the hash that `capgate key` prints");
@@ -30,7 +37,7 @@ pub(super) fn read(id: &PublisherId, reader: &Reader<'_>, known: &Known) -> Opti
     let wait_max = reader.item("wait_max_ms").and_then(|item| item.integer_in((1, WAIT_MS_MAX)));
     let signing = reader.item("signing_secret").map(signing_key);
     let mapping = reader.table("mapping").map(|table| mapping(&table)).unwrap_or_default();
-    reader.not_available_yet("postback");
+    let postback = reader.table("postback").map(|table| postback(table, forward));
     Some(Arc::new(Publisher {
         id: id.clone(),
         keys,
@@ -41,7 +48,17 @@ pub(super) fn read(id: &PublisherId, reader: &Reader<'_>, known: &Known) -> Opti
         // A secret that is wrong must never mean that none is needed.
         signing: signing.map_or(Some(None), |key| key.map(Some))?,
         mapping,
+        postback: postback.map_or(Some(None), |postback| postback.map(Some))?,
     }))
+}
+
+fn postback(reader: Reader<'_>, forward: &ForwardConfig) -> Option<Postback> {
+    let url = reader
+        .required("url", address::RIGHT)
+        .and_then(|item| address::url(item, forward, "postback", "a URL without them: each post is signed"));
+    let signing = reader.required("signing_secret", "a secret of at least 16 bytes").and_then(signing_key);
+    reader.finish();
+    Some(Postback { url: url?, signing: signing? })
 }
 
 pub(super) fn signing_key(item: Item<'_>) -> Option<SigningKey> {

@@ -85,7 +85,7 @@ fn read(root: &Reader<'_>, version: u64, forward: &ForwardConfig) -> Routing {
         campaigns: campaigns.iter().filter_map(|reader| id_of(reader, CampaignId::new)).collect(),
     };
     let publishers =
-        one_each("publisher", publishers, PublisherId::new, |id, reader| publisher::read(id, reader, &known));
+        one_each("publisher", publishers, PublisherId::new, |id, reader| publisher::read(id, reader, forward, &known));
     let buyers = one_each("buyer", buyers, BuyerId::new, |id, reader| buyer::read(id, reader, forward, &known));
     let known_buyers: HashMap<BuyerId, Option<Arc<Buyer>>> =
         buyers.iter().map(|(id, buyer)| (id.clone(), buyer.described.clone())).collect();

@@ -252,12 +252,21 @@ pub struct Closed {
     pub answer: String,
     /// JSON text.
     pub explanation: String,
+    /// What the publisher is told about this verdict, byte for byte; absent: it has no postback.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub postback: Option<String>,
 }
 
 impl Closed {
-    /// What a verdict says; when, why and with which words is left to the caller.
+    /// What a verdict says, and what the publisher is told of it; when, why and with which words is left to the caller.
     #[must_use]
-    pub fn of(verdict: &Verdict, lead: LeadId, publisher: PublisherId, campaign: CampaignId) -> Self {
+    pub fn of(
+        verdict: &Verdict,
+        lead: LeadId,
+        publisher: PublisherId,
+        campaign: CampaignId,
+        postback: Option<String>,
+    ) -> Self {
         let (reason, buyer, sale) = match verdict {
             Verdict::Sold(sold) => {
                 let money = SaleMoney { price: sold.price, payout: sold.payout, currency: sold.currency };
@@ -279,6 +288,7 @@ impl Closed {
             closed_at_us: 0,
             answer: String::new(),
             explanation: String::new(),
+            postback,
         }
     }
 }

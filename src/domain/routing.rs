@@ -88,6 +88,17 @@ pub struct Publisher {
     pub signing: Option<SigningKey>,
     /// Canonical field names and the pointers that find them in a JSON body; empty for flat bodies.
     pub mapping: Vec<(Arc<str>, String)>,
+    /// Present: it is told the verdict on each of its leads.
+    pub postback: Option<Postback>,
+}
+
+/// Where a publisher is told verdicts.
+#[derive(Debug, Clone)]
+pub struct Postback {
+    /// Where they are posted.
+    pub url: reqwest::Url,
+    /// Signs each post.
+    pub signing: SigningKey,
 }
 
 /// What happens to unit and lead when a forward times out.

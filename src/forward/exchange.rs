@@ -78,7 +78,7 @@ async fn read_body(mut response: Response, bytes_max: usize) -> Result<BytesMut,
     }
 }
 
-fn without_answer(error: &reqwest::Error, progress: &Progress, is_https: bool) -> Outcome {
+pub(super) fn without_answer(error: &reqwest::Error, progress: &Progress, is_https: bool) -> Outcome {
     if progress.is_started() && !error.is_connect() {
         let is_too_large =
             chain(error).filter_map(|cause| cause.downcast_ref::<hyper::Error>()).any(hyper::Error::is_parse_too_large);

@@ -8,6 +8,7 @@ pub mod classify;
 mod client;
 mod exchange;
 pub mod guard;
+mod notify;
 mod progress;
 pub mod request;
 mod resolve;
@@ -24,6 +25,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 pub use self::bulkhead::InFlight;
 pub use self::client::{ForwardSetupError, plain as plain_client};
+pub use self::notify::{NOTIFY_TIMEOUT, Notified};
 
 use self::bulkhead::Bulkhead;
 use self::exchange::{Exchanged, exchange};

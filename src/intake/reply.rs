@@ -13,9 +13,13 @@ use crate::domain::explanation::Explanation;
 use crate::domain::id::LeadId;
 use crate::domain::money::Currency;
 use crate::domain::outcome::{LeadStatus, Verdict};
+use crate::domain::routing::Publisher;
 
 /// Says that an answer is the stored one of an earlier request.
 const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
+
+/// The event of a postback.
+const LEAD_CLOSED: &str = "lead.closed";
 
 #[derive(Serialize)]
 struct Answer<'a> {
@@ -33,6 +37,8 @@ struct Answer<'a> {
     test: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     explanation: Option<&'a Explanation>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    event: Option<&'static str>,
 }
 
 impl<'a> Answer<'a> {
@@ -46,6 +52,7 @@ impl<'a> Answer<'a> {
             redirect_url: None,
             test: None,
             explanation: None,
+            event: None,
         }
     }
 
@@ -74,6 +81,13 @@ impl<'a> Answer<'a> {
 #[must_use]
 pub fn answer_body(lead: LeadId, verdict: &Verdict) -> String {
     Answer::of(lead, verdict).to_json()
+}
+
+/// What the publisher's postback says about a verdict: the final answer, and what it is about. `None` without a postback.
+#[must_use]
+pub fn postback_body(publisher: &Publisher, lead: LeadId, verdict: &Verdict) -> Option<String> {
+    publisher.postback.as_ref()?;
+    Some(Answer { event: Some(LEAD_CLOSED), ..Answer::of(lead, verdict) }.to_json())
 }
 
 /// The answer to a test lead: the verdict and why.

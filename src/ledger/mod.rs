@@ -36,12 +36,15 @@ mod check;
 mod lives;
 pub mod mysql;
 mod plan;
+pub mod postbacks;
 mod rows;
 mod sql;
 pub mod sqlite;
 mod windows;
 
 pub use lives::{BookedLead, GatewayId, LeadPlace, LifeRow, Peer, Raise, Stage};
+
+pub use postbacks::{PostbackBooks, PostbackState};
 
 pub use rows::{
     AttemptPlace, CountedAttempt, CountedSum, DeadLetterRow, DifferenceAction, DifferenceRow, DoubtRow, Replayed,
@@ -249,7 +252,7 @@ pub struct MigrationStep {
 
 /// The books. See the module's text for the contract.
 #[async_trait]
-pub trait Ledger: Send + Sync + std::fmt::Debug {
+pub trait Ledger: PostbackBooks + Send + Sync + std::fmt::Debug {
     /// Brings the schema up to date; safe to run from several gateways at once.
     async fn migrate(&self) -> Result<Vec<MigrationStep>, LedgerError>;
 
@@ -386,8 +389,8 @@ pub trait Ledger: Send + Sync + std::fmt::Debug {
     /// Pauses or resumes a buyer.
     async fn set_paused(&self, buyer: &BuyerId, is_paused: bool) -> Result<(), LedgerError>;
 
-    /// Removes payloads of leads received before `before`, and events of dead letters from before it, at most `count_max` in all;
-    /// answers how many, fewer than `count_max` when none is left.
+    /// Removes payloads of leads received before `before`, events of dead letters and postbacks that ended from before it, at most
+    /// `count_max` in all; answers how many, fewer than `count_max` when none is left.
     async fn remove_payloads(&self, before: Timestamp, count_max: usize) -> Result<u64, LedgerError>;
 
     /// Closes connections.

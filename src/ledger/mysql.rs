@@ -27,6 +27,11 @@ const MIGRATIONS: &[schema::Source] = &[
         sql: include_str!("../../migrations/mysql/0003_usage_begun.sql"),
     },
     schema::Source { version: 4, description: "returns", sql: include_str!("../../migrations/mysql/0004_returns.sql") },
+    schema::Source {
+        version: 6,
+        description: "postbacks",
+        sql: include_str!("../../migrations/mysql/0006_postbacks.sql"),
+    },
 ];
 
 /// Strict mode refuses what it would otherwise bend (F73). READ COMMITTED, because under the default the first read of a

@@ -122,6 +122,15 @@ pub(super) struct UsageKey {
     pub start: Timestamp,
 }
 
+/// What a publisher is to be told.
+#[derive(Debug)]
+pub(super) struct PostbackWrite<'a> {
+    pub event: &'a Closed,
+    pub body: &'a str,
+    /// By verdict: a lead's postbacks are sent in this order.
+    pub ordinal: u8,
+}
+
 /// Everything that one batch changes. Sorted by key where other settlers may touch the same rows, so that two of them
 /// wait for each other instead of locking each other out (F68).
 #[derive(Debug, Default)]
@@ -138,6 +147,7 @@ pub(super) struct Plan<'a> {
     pub uncounted: Vec<LeaseKey>,
     pub balances: BTreeMap<(String, Currency), i64>,
     pub usage: BTreeMap<UsageKey, i64>,
+    pub postbacks: Vec<PostbackWrite<'a>>,
     pub key_clashes: usize,
 }
 
@@ -220,9 +230,15 @@ impl<'a> Planner<'a, '_> {
 
     fn closed(&mut self, closed: &'a Closed) -> Result<(), &'static str> {
         let fold = self.lead(closed.lead);
-        if rank_of_status(closed.status) > rank_of_status(fold.status) {
+        let ordinal = rank_of_status(closed.status);
+        if ordinal > rank_of_status(fold.status) {
             fold.status = closed.status;
             fold.verdict = Some(closed);
+            // Hangs on the row that moves forward: an event that comes again tells nobody twice (F72). Each verdict is told,
+            // also one that another in the same batch replaces.
+            if let (Some(body), false) = (&closed.postback, closed.test) {
+                self.plan.postbacks.push(PostbackWrite { event: closed, body, ordinal });
+            }
         }
         if let (true, false, Some(buyer), Some(sale)) = (closed.books, closed.test, &closed.buyer, &closed.sale) {
             let key = LeaseKey { lead: closed.lead, buyer: buyer.clone() };
@@ -343,6 +359,7 @@ impl<'a> Planner<'a, '_> {
         }
         plan.entries.sort();
         plan.uncounted.sort();
+        plan.postbacks.sort_by_key(|postback| (postback.event.lead, postback.ordinal));
         plan.usage.retain(|_, change| *change != 0);
         Ok(plan)
     }

@@ -52,6 +52,7 @@ fn closed(lead: LeadId, status: LeadStatus, books: bool) -> Closed {
         closed_at_us: 3_000_000,
         answer: "{}".into(),
         explanation: "{}".into(),
+        postback: Some(format!("{lead} {}", status.as_str())),
     }
 }
 

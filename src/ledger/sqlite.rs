@@ -36,6 +36,11 @@ const MIGRATIONS: &[schema::Source] = &[
         description: "returns",
         sql: include_str!("../../migrations/sqlite/0004_returns.sql"),
     },
+    schema::Source {
+        version: 6,
+        description: "postbacks",
+        sql: include_str!("../../migrations/sqlite/0006_postbacks.sql"),
+    },
 ];
 
 const DIALECT: Dialect = Dialect {

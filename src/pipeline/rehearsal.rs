@@ -122,7 +122,8 @@ async fn record(
             closed_at_us: gateway.clock.now().as_microsecond(),
             answer: body.to_owned(),
             explanation,
-            ..Closed::of(verdict, lead.id, lead.publisher.clone(), lead.campaign.clone())
+            // A rehearsal ends with its answer.
+            ..Closed::of(verdict, lead.id, lead.publisher.clone(), lead.campaign.clone(), None)
         },
         claim: None,
         retention: gateway.config.store.idempotency,

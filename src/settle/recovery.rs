@@ -331,13 +331,16 @@ async fn close(
     };
     let (lead, publisher, campaign) = (row.lead, row.publisher.clone(), row.campaign.clone());
     let decided = match &verdict {
-        Some((verdict, books)) => Closed { books: *books, ..Closed::of(verdict, lead, publisher, campaign) },
+        Some((verdict, books)) => {
+            let postback = gateway.postback(&publisher, lead, verdict).filter(|_| !row.is_test);
+            Closed { books: *books, ..Closed::of(verdict, lead, publisher, campaign, postback) }
+        }
         // The books have the verdict already; this only gives the store its answer back.
         None => Closed {
             status: row.status,
             reason: row.reason.clone(),
             buyer: row.buyer.clone(),
-            ..Closed::of(&Verdict::Unsold(UnsoldReason::Unavailable), lead, publisher, campaign)
+            ..Closed::of(&Verdict::Unsold(UnsoldReason::Unavailable), lead, publisher, campaign, None)
         },
     };
     let close = Close {

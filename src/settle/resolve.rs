@@ -9,7 +9,8 @@
 //!   same way.
 //! - *declined*: the unit goes back to its own window, a lead that was in doubt because of this buyer becomes unsold. A yes
 //!   that the buyer gave, however late, cannot be resolved away: its unit counts (P1).
-//! - The answer that the publisher got stays as it is (P3); only the lead's row in the books moves on.
+//! - The answer that the publisher got stays as it is (P3); only the lead's row in the books moves on, and a publisher with a
+//!   postback is told.
 //!
 //! Who pays is decided one call at a time in each gateway. Two buyers of one lead that are resolved as accepted at the same
 //! moment by two gateways could both be booked with a payout.
@@ -28,7 +29,9 @@ use crate::domain::id::{BuyerId, CapId, Partition};
 use crate::domain::lease::{Charge, EndMark, LeaseKey};
 use crate::domain::money::Micros;
 use crate::domain::outcome::{AttemptOutcome, LeadStatus, Sold, UnsoldReason, Verdict};
+use crate::domain::routing::Publisher;
 use crate::domain::window::Window;
+use crate::intake::reply;
 use crate::ledger::{AttemptRow, LeadDetail, LedgerError};
 use crate::store::{EndReply, LeaseEnd, StoreError};
 
@@ -98,7 +101,10 @@ pub async fn resolve(gateway: &Arc<Gateway>, key: &LeaseKey, wish: Wish) -> Resu
         let turn = gateway.resolving.lock().await;
         wait_for_books(gateway, BOOKS_PATIENCE).await?;
         let Some(detail) = gateway.ledger.lead_detail(key.lead).await? else { return Err(ResolveError::NotFound) };
-        let question = Question { detail: &detail, buyer: &key.buyer, wish, now: gateway.clock.now() };
+        let routing = gateway.routing();
+        let publisher = routing.compiled.routing().publishers.get(&detail.lead.publisher).map(|publisher| &**publisher);
+        let now = gateway.clock.now();
+        let question = Question { detail: &detail, buyer: &key.buyer, wish, now, publisher };
         match decide(&question, |cap| is_money(gateway, &key.buyer, cap))? {
             Next::Done(resolved) => return Ok(resolved),
             Next::Contradicts(why) => return Err(ResolveError::Conflict(why)),
@@ -180,6 +186,8 @@ struct Question<'a> {
     buyer: &'a BuyerId,
     wish: Wish,
     now: Timestamp,
+    /// Who sent the lead, unless the routing no longer has it.
+    publisher: Option<&'a Publisher>,
 }
 
 /// What is missing between the books and what is wanted.
@@ -328,12 +336,13 @@ fn sold(detail: &LeadDetail, row: &AttemptRow) -> Verdict {
 /// Answer and explanation stay what they were, and the attempt's event has booked the sale.
 fn verdict(question: &Question<'_>, verdict: &Verdict) -> Closed {
     let lead = &question.detail.lead;
+    let postback = question.publisher.and_then(|publisher| reply::postback_body(publisher, lead.lead, verdict));
     Closed {
         test: lead.is_test,
         closed_at_us: question.now.as_microsecond(),
         answer: lead.answer.clone().unwrap_or_default(),
         explanation: lead.explanation.clone().unwrap_or_default(),
-        ..Closed::of(verdict, lead.lead, lead.publisher.clone(), lead.campaign.clone())
+        ..Closed::of(verdict, lead.lead, lead.publisher.clone(), lead.campaign.clone(), postback)
     }
 }
 

@@ -71,7 +71,7 @@ fn detail(status: LeadStatus, of: Option<&str>, attempts: Vec<AttemptRow>, sales
 }
 
 fn ask(detail: &LeadDetail, wish: Wish) -> Next {
-    let question = Question { detail, buyer: &buyer("hold"), wish, now: at(NOW_US) };
+    let question = Question { detail, buyer: &buyer("hold"), wish, now: at(NOW_US), publisher: None };
     decide(&question, |cap| cap.as_str() == "month:spend").unwrap()
 }
 

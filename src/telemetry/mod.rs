@@ -22,8 +22,8 @@ pub mod names;
 mod recorders;
 
 pub use recorders::{
-    BuyerMetrics, CapMetrics, CounterOf, FilterMetrics, GaugeOf, IntakeMetrics, LeadMetrics, LeaseResult,
-    LedgerMetrics, Recovered, ReloadResult, RoutingMetrics, SETTLED_TABLES, StoreMetrics,
+    BuyerMetrics, CapMetrics, CounterOf, FilterMetrics, GaugeOf, IntakeMetrics, LeadMetrics, LeaseResult, LedgerMetrics,
+    PostbackResult, Recovered, ReloadResult, RoutingMetrics, SETTLED_TABLES, StoreMetrics,
 };
 
 /// How often samples are moved into their buckets when nobody scrapes (F89).
@@ -57,6 +57,9 @@ struct Known {
     /// By campaign, then by publisher; `None` until the first lead of a pair.
     leads: HashMap<CampaignId, HashMap<PublisherId, Option<Arc<LeadMetrics>>>>,
     other_leads: Arc<LeadMetrics>,
+    /// Of publishers that have a postback.
+    postbacks: HashMap<PublisherId, Arc<CounterOf<PostbackResult>>>,
+    other_postbacks: Arc<CounterOf<PostbackResult>>,
 }
 
 impl Default for Telemetry {
@@ -77,6 +80,8 @@ impl Telemetry {
             other_buyer: Arc::new(BuyerMetrics::new(&registry, OTHER, [])),
             leads: HashMap::new(),
             other_leads: Arc::new(LeadMetrics::new(&registry, OTHER, OTHER)),
+            postbacks: HashMap::new(),
+            other_postbacks: Arc::new(CounterOf::of_publisher(&registry, OTHER)),
         };
         Self {
             intake: IntakeMetrics::new(&registry),
@@ -119,10 +124,14 @@ impl Telemetry {
             (campaign.clone(), series.collect())
         });
         let leads = leads.collect();
+        let told = routing.publishers.keys().filter(|id| routing.publishers[*id].postback.is_some());
+        let postbacks = told.map(|id| (id.clone(), Arc::new(CounterOf::of_publisher(&self.registry, id.as_str()))));
+        let postbacks = postbacks.collect();
         self.routing.version.set(lossy(routing.version));
         let mut known = self.known.write();
         let before = std::mem::replace(&mut known.buyers, buyers);
         known.leads = leads;
+        known.postbacks = postbacks;
         for (id, metrics) in before {
             metrics.reset_gauges_except(known.buyers.get(&id).map(|after| &**after));
         }
@@ -152,6 +161,19 @@ impl Telemetry {
         };
         let start = || Arc::new(LeadMetrics::new(&self.registry, campaign.as_str(), publisher.as_str()));
         Arc::clone(slot.get_or_insert_with(start))
+    }
+
+    /// Posts to a publisher, by result.
+    #[must_use]
+    pub fn postbacks_of(&self, publisher: &PublisherId) -> Arc<CounterOf<PostbackResult>> {
+        let known = self.known.read();
+        Arc::clone(known.postbacks.get(publisher).unwrap_or(&known.other_postbacks))
+    }
+
+    /// Posts to publishers that the routing does not know.
+    #[must_use]
+    pub fn other_postbacks(&self) -> Arc<CounterOf<PostbackResult>> {
+        Arc::clone(&self.known.read().other_postbacks)
     }
 
     /// The page that Prometheus reads, in text format 0.0.4.

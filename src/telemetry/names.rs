@@ -91,6 +91,14 @@ metrics! {
         "Age of the oldest event that waits for settlement.";
     DEAD_LETTERS = "capgate_dead_letters_total", Kind::Counter,
         "Events that can never be stored: an alarm.";
+    POSTBACKS = "capgate_postbacks_total", Kind::Counter,
+        "Posts of verdicts to publishers, by publisher and result; dead and dropped ones are an alarm.";
+    POSTBACK_DURATION = "capgate_postback_duration_seconds", Kind::Seconds(WAIT),
+        "From the start of a post to a publisher to its answer or time-out.";
+    POSTBACKS_WAITING = "capgate_postbacks_waiting", Kind::Gauge,
+        "Verdicts that their publishers have not been told yet, of all gateways.";
+    POSTBACK_LAG = "capgate_postback_lag_seconds", Kind::Gauge,
+        "Age of the oldest verdict that waits to be told.";
     RECOVERED = "capgate_recovered_total", Kind::Counter,
         "Leases and leads of dead gateways that were finished, by kind.";
     RECOVERY_FAILED = "capgate_recovery_failed_total", Kind::Counter,

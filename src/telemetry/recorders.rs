@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use jiff::SignedDuration;
 use metrics::{Counter, Gauge, Histogram};
 
 use super::names::{self, Metric};
-use super::{Registry, check_words};
+use super::{Registry, check_words, lossy};
 use crate::domain::explanation::Check;
 use crate::domain::id::CapId;
 use crate::domain::outcome::{AttemptOutcome, UnsoldReason, Verdict};
@@ -133,6 +134,28 @@ words! {
         Ok = "ok",
         /// It was refused; the old one stays.
         Refused = "refused",
+    }
+}
+
+words! {
+    /// How a post to a publisher ended.
+    PostbackResult {
+        /// The publisher has it.
+        Delivered = "delivered",
+        /// It is tried again.
+        Failed = "failed",
+        /// The publisher wants it no more.
+        Gone = "gone",
+        /// It was tried for a day.
+        Dead = "dead",
+        /// The routing no longer says where to.
+        Dropped = "dropped",
+    }
+}
+
+impl CounterOf<PostbackResult> {
+    pub(super) fn of_publisher(registry: &Registry, publisher: &str) -> Self {
+        Self::new(registry, &names::POSTBACKS, &[("publisher", publisher)], "result", PostbackResult::words())
     }
 }
 
@@ -363,6 +386,10 @@ pub struct LedgerMetrics {
     pub dead_letters: Counter,
     /// Second leads under a used key.
     pub key_clashes: Counter,
+    /// Of a post to a publisher.
+    pub postback_duration: Histogram,
+    postbacks_waiting: Gauge,
+    postback_lag: Gauge,
 }
 
 impl LedgerMetrics {
@@ -374,7 +401,16 @@ impl LedgerMetrics {
             lag: registry.gauge(&names::SETTLE_LAG, &[]),
             dead_letters: registry.counter(&names::DEAD_LETTERS, &[]),
             key_clashes: registry.counter(&names::KEY_CLASHES, &[]),
+            postback_duration: registry.histogram(&names::POSTBACK_DURATION, &[]),
+            postbacks_waiting: registry.gauge(&names::POSTBACKS_WAITING, &[]),
+            postback_lag: registry.gauge(&names::POSTBACK_LAG, &[]),
         }
+    }
+
+    /// So many verdicts wait to be told, the oldest for so long.
+    pub fn postbacks_wait(&self, count: u64, oldest: Option<SignedDuration>) {
+        self.postbacks_waiting.set(lossy(count));
+        self.postback_lag.set(oldest.map_or(0.0, |age| age.as_secs_f64().max(0.0)));
     }
 }
 

@@ -34,6 +34,8 @@ fn known_series_start_at_zero_with_help_and_type() {
         r#"capgate_forward_total{buyer="moonco",outcome="accepted"} 0"#,
         r#"capgate_settle_rows_total{table="entries"} 0"#,
         r#"capgate_recovered_total{kind="doubt"} 0"#,
+        r#"capgate_postbacks_total{publisher="other",result="dropped"} 0"#,
+        "capgate_postbacks_waiting 0",
         r#"capgate_config_reload_total{result="refused"} 0"#,
         "capgate_routing_version 3",
         r#"capgate_store_setup_warning{kind="eviction"} 0"#,

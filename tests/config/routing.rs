@@ -5,7 +5,7 @@ use std::time::Duration;
 use capgate::domain::money::{Micros, Payout};
 use capgate::domain::routing::{CandidateOrder, Throttle};
 
-use crate::support::{HASH_ACME, HASH_OTHER, assert_keys, only_error, routing_of, with_buyer};
+use crate::support::{HASH_ACME, HASH_OTHER, Vars, assert_keys, only_error, routing_of, routing_with, with_buyer};
 
 fn publisher(more: &str) -> String {
     format!("[[publisher]]\nid = \"p\"\nkeys_sha256 = [\"{HASH_OTHER}\"]\n{more}\n{}", with_buyer(""))
@@ -73,7 +73,17 @@ fn a_publisher_that_is_wrong_is_refused() {
         ("mapping = { a = \"b\" }", "mapping.a"),
         ("mapping = { a = \"/b/[c]\" }", "mapping.a"),
         ("mapping = { zip = \"/a\", postal_code = \"/b\" }", "mapping.postal_code"),
-        ("postback = { url = \"https://p.example\", signing_secret = \"s\" }", "postback"),
+        ("postback = { url = \"https://p.example\" }", "postback.signing_secret"),
+        ("postback = { url = \"https://p.example\", signing_secret = \"s\" }", "postback.signing_secret"),
+        ("postback = { url = \"https://p.example\", signing_secret = \"env:NOT_SET\" }", "postback.signing_secret"),
+        ("postback = { signing_secret = \"0123456789abcdef\" }", "postback.url"),
+        ("postback = { url = \"ftp://p.example\", signing_secret = \"0123456789abcdef\" }", "postback.url"),
+        ("postback = { url = \"https://u:p@p.example\", signing_secret = \"0123456789abcdef\" }", "postback.url"),
+        (
+            "postback = { url = \"https://p.example\", signing_secret = \"0123456789abcdef\", retries = 3 }",
+            "postback.retries",
+        ),
+        ("postback = \"https://p.example\"", "postback"),
         ("keys = [\"x\"]", "keys"),
     ] {
         let problems = routing_of(&publisher(&format!("payout = {{ flat = \"1\" }}\n{more}"))).expect_err(more);
@@ -83,6 +93,28 @@ fn a_publisher_that_is_wrong_is_refused() {
     only_error(&problems, "publisher[acme].keys_sha256[1]");
     let upper = routing_of(&with_buyer("").replace(HASH_ACME, &HASH_ACME.to_uppercase())).expect("hex is hex").0;
     assert_eq!(upper.publishers["acme"].keys[0].0[0], 0x86);
+}
+
+#[test]
+fn a_postback_arrives_whole_and_its_secret_is_never_shown() {
+    let postback = |url: &str| {
+        publisher(&format!(
+            "payout = {{ flat = \"1\" }}\npostback = {{ url = \"{url}\", signing_secret = \"env:POSTBACK_SECRET\" }}"
+        ))
+    };
+    let vars = Vars(vec![("POSTBACK_SECRET", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")]);
+    let (routing, warnings) = routing_with(&postback("https://p.example/leads?of=7"), &vars).expect("good");
+    assert!(warnings.is_empty(), "{warnings:?}");
+    let found = routing.publishers["p"].postback.as_ref().expect("a postback");
+    assert_eq!(found.url.as_str(), "https://p.example/leads?of=7");
+    let signature = found.signing.sign("msg_p5jXN8AQM9LWM0D4loKWxJek", 1_614_265_330, b"{\"test\": 2432232314}");
+    assert_eq!(signature, "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=");
+    assert!(!format!("{routing:?}").contains("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"));
+    let (_, warnings) = routing_with(&postback("http://10.0.0.1/leads"), &vars).expect("taken with a warning");
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    assert_eq!(warnings[0].key, "publisher[p].postback.url");
+    assert!(warnings[0].wrong.contains("every postback to it is refused"), "{warnings:?}");
+    assert!(routing_of(&publisher("payout = { flat = \"1\" }")).expect("good").0.publishers["p"].postback.is_none());
 }
 
 #[test]

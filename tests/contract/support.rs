@@ -246,6 +246,7 @@ pub fn close(store: &dyn Store, lead: LeadId, claim: Option<ClaimKey>, answer: &
             closed_at_us: store.now().as_microsecond(),
             answer: answer.into(),
             explanation: "{}".into(),
+            postback: None,
         },
         claim,
         retention: RETENTION,

@@ -27,6 +27,7 @@ mod lives;
 mod openapi;
 mod operations;
 mod outcomes;
+mod postbacks;
 mod privacy;
 mod reconcile;
 #[cfg(feature = "server-tests")]

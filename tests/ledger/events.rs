@@ -81,6 +81,7 @@ pub fn sold(lead: LeadId, by: &str, to: &str) -> Closed {
         closed_at_us: RECEIVED_US + 90_000,
         answer: format!(r#"{{"lead_id":"{lead}","status":"sold","price":"17.50","currency":"USD"}}"#),
         explanation: r#"{"routing_version":"1","candidates":[]}"#.into(),
+        postback: None,
     }
 }
 

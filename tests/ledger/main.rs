@@ -7,6 +7,7 @@ mod auditing;
 mod events;
 mod journal;
 mod lives;
+mod postbacks;
 mod reading;
 mod reconciling;
 mod returning;
@@ -105,6 +106,14 @@ macro_rules! all_behaviours {
                 p6_an_audit_finds_each_row_that_was_changed_by_hand,
                 p2_a_caps_past_is_part_of_its_usage,
                 an_audit_goes_page_by_page,
+            }
+            postbacks {
+                f72_a_verdict_is_told_once_however_often_it_is_settled,
+                each_verdict_of_a_lead_is_told_in_order,
+                a_postback_is_one_senders_until_its_claim_ends,
+                p7_a_publishers_backlog_takes_nobody_elses_turn,
+                postbacks_that_ended_are_listed_and_start_over,
+                postbacks_without_an_address_are_dropped_and_old_ones_removed,
             }
             schema {
                 migrations_run_from_several_gateways_at_once,

@@ -22,6 +22,7 @@ async fn start_over(books: &Books) {
         "cap_usage_begun",
         "lives",
         "gateways",
+        "postbacks",
         "returns",
     ] {
         books.raw.run(&format!("DROP TABLE IF EXISTS {table}")).await;

@@ -48,6 +48,7 @@ pub(crate) fn publisher(id: &str, throttle: Option<Throttle>) -> Publisher {
         wait_max: None,
         signing: None,
         mapping: vec![],
+        postback: None,
     }
 }
 

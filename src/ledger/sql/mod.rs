@@ -24,6 +24,7 @@ mod audit;
 mod known;
 mod letters;
 mod lives;
+mod postbacks;
 mod read;
 mod retention;
 pub(super) mod schema;

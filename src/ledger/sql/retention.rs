@@ -31,11 +31,21 @@ const LETTERS: Kept = Kept {
     forget: "UPDATE dead_letters SET event = NULL WHERE dead_letter_id IN",
 };
 
+/// They hold what was told of a lead, its redirect among it.
+const POSTBACKS: Kept = Kept {
+    find: "SELECT postback_id FROM postbacks WHERE state IN ('delivered', 'gone', 'dead', 'dropped') AND created_at < ? LIMIT ?",
+    kind: Kind::Int,
+    forget: "DELETE FROM postbacks WHERE state IN ('delivered', 'gone', 'dead', 'dropped') AND postback_id IN",
+};
+
 impl<D: Database> SqlLedger<D> {
     /// See [`crate::ledger::Ledger::remove_payloads`].
     pub(super) async fn forget_old(&self, before: Timestamp, count_max: usize) -> Result<usize, DbError> {
-        let payloads = self.forget_some(&PAYLOADS, before, count_max).await?;
-        Ok(payloads + self.forget_some(&LETTERS, before, count_max - payloads).await?)
+        let mut removed = 0;
+        for kept in [&PAYLOADS, &LETTERS, &POSTBACKS] {
+            removed += self.forget_some(kept, before, count_max - removed).await?;
+        }
+        Ok(removed)
     }
 
     /// Answers how many were found, which is fewer than `count_max` when none is left.

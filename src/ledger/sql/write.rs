@@ -7,8 +7,8 @@ use crate::domain::event::{Closed, Mark, Returned};
 use crate::domain::id::{BuyerId, CampaignId, PublisherId};
 use crate::domain::money::Currency;
 use crate::domain::outcome::LeadStatus;
-use crate::ledger::DifferenceRow;
-use crate::ledger::plan::{Arrival, AttemptWrite, EntryWrite, NewLead, Place, Plan};
+use crate::ledger::plan::{Arrival, AttemptWrite, EntryWrite, NewLead, Place, Plan, PostbackWrite};
+use crate::ledger::{DifferenceRow, PostbackState};
 use crate::store::CounterKey;
 
 /// Most characters of a buyer's words that are kept. Cut, not refused: they must not cost a sale its row.
@@ -23,6 +23,7 @@ pub struct Written {
     pub returns: u64,
     pub balances: u64,
     pub usage: u64,
+    pub postbacks: u64,
 }
 
 impl Written {
@@ -35,6 +36,7 @@ impl Written {
             ("returns", self.returns),
             ("balances", self.balances),
             ("cap_usage", self.usage),
+            ("postbacks", self.postbacks),
         ]
     }
 
@@ -46,6 +48,7 @@ impl Written {
         self.returns += other.returns;
         self.balances += other.balances;
         self.usage += other.usage;
+        self.postbacks += other.postbacks;
     }
 }
 
@@ -60,6 +63,7 @@ pub async fn carry_out(session: &mut dyn Session, dialect: &Dialect, plan: &Plan
         returns: count(plan.returns.len()),
         balances: count(plan.balances.len()),
         usage: count(plan.usage.len()),
+        postbacks: count(plan.postbacks.len()),
     };
     insert(session, dialect, NEW_LEADS, "", plan.new_leads.iter().map(new_lead)).await?;
     for arrival in &plan.arrivals {
@@ -69,6 +73,9 @@ pub async fn carry_out(session: &mut dyn Session, dialect: &Dialect, plan: &Plan
     let sets: Vec<_> = sets.into_iter().chain(["explanation", "answer"]).map(Set::New).collect();
     let end = dialect.upsert("lead_id", &sets);
     insert(session, dialect, VERDICTS, &end, plan.verdicts.iter().map(|closed| verdict(closed))).await?;
+    // The lead's row has just moved forward, so there is none; one that was left by hand stays and is not sent again.
+    let end = dialect.upsert("lead_id, ordinal", &[Set::New("status")]);
+    insert(session, dialect, POSTBACKS, &end, plan.postbacks.iter().map(postback)).await?;
     write_attempts(session, dialect, &plan.attempts).await?;
     for key in &plan.uncounted {
         let args = vec![key.lead.into(), key.buyer.as_str().into()];
@@ -122,6 +129,10 @@ const ENTRIES: Head = Head {
 };
 const RETURNS: Head =
     Head { sql: "INSERT INTO returns (lead_id, buyer_id, reason, frees_cap, returned_at) VALUES ", columns: 5 };
+const POSTBACKS: Head = Head {
+    sql: "INSERT INTO postbacks (lead_id, ordinal, status, publisher_id, body, state, tries, created_at, next_at) VALUES ",
+    columns: 9,
+};
 const USAGE: Head = Head { sql: "INSERT INTO cap_usage (buyer_id, cap_id, window_start, used) VALUES ", columns: 4 };
 const BEGUN: Head =
     Head { sql: "INSERT INTO cap_usage_begun (buyer_id, cap_id, window_start, begun) VALUES ", columns: 4 };
@@ -285,6 +296,23 @@ fn returned_row(returned: &Returned) -> Vec<Value> {
         cut(Some(&returned.reason)),
         returned.frees_cap.into(),
         Value::time_of_us(returned.returned_at_us),
+    ]
+}
+
+/// Due from its verdict on, never before.
+fn postback(postback: &PostbackWrite<'_>) -> Vec<Value> {
+    let event = postback.event;
+    let at = Value::time_of_us(event.closed_at_us);
+    vec![
+        event.lead.into(),
+        i64::from(postback.ordinal).into(),
+        event.status.as_str().into(),
+        event.publisher.as_str().into(),
+        postback.body.into(),
+        PostbackState::Waiting.as_str().into(),
+        0_i64.into(),
+        at.clone(),
+        at,
     ]
 }
 

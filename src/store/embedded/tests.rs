@@ -314,6 +314,7 @@ async fn p7_memory_of_what_has_expired_is_given_back() {
             closed_at_us: 1,
             answer: "{}".into(),
             explanation: "{}".into(),
+            postback: Some("{}".into()),
         };
         let close = Close { event: closed, claim: call.event.claim, retention: Duration::from_hours(6) };
         assert_eq!(store.close(&close).await, Ok(CloseReply::Closed));
