@@ -104,7 +104,9 @@ async fn pages(
 async fn list(which: &Which, json: bool, ledger: &dyn Ledger) -> Result<ExitCode, LedgerError> {
     pages(which, ledger, async |rows| {
         if json {
-            rows.iter().for_each(|row| println!("{}", as_json(row)));
+            for row in &rows {
+                println!("{}", as_json(row));
+            }
         } else {
             let header = ["id", "publisher", "lead", "verdict", "since", "tries", "next try", "last answer"];
             print!("{}", table(&header, rows.iter().map(as_cells).collect(), &(0..1)));

@@ -36,7 +36,7 @@ const EVERY: Duration = Duration::from_secs(1);
 /// One row alone costs as much as many: lets a few come together.
 const TOGETHER: Duration = Duration::from_millis(20);
 /// A claim ends by itself after so long.
-const CLAIM_FOR: Duration = Duration::from_secs(60);
+const CLAIM_FOR: Duration = Duration::from_mins(1);
 /// A send begins only while so much of its claim is left: a gateway that was asleep must not send what is another's by now.
 const CLAIM_LEFT_MIN: Duration = NOTIFY_TIMEOUT.saturating_mul(2);
 /// Between two looks at what waits in all.

@@ -22,8 +22,8 @@ pub mod names;
 mod recorders;
 
 pub use recorders::{
-    BuyerMetrics, CapMetrics, CounterOf, FilterMetrics, GaugeOf, IntakeMetrics, LeadMetrics, LeaseResult, LedgerMetrics,
-    PostbackResult, Recovered, ReloadResult, RoutingMetrics, SETTLED_TABLES, StoreMetrics,
+    BuyerMetrics, CapMetrics, CounterOf, FilterMetrics, GaugeOf, IntakeMetrics, LeadMetrics, LeaseResult,
+    LedgerMetrics, PostbackResult, Recovered, ReloadResult, RoutingMetrics, SETTLED_TABLES, StoreMetrics,
 };
 
 /// How often samples are moved into their buckets when nobody scrapes (F89).

@@ -114,7 +114,9 @@ impl<D: Database> SqlLedger<D> {
         let mut sql = "SELECT postback_id FROM postbacks WHERE state = 'waiting' AND created_at < ?".to_owned();
         let mut args = vec![Value::time(before)];
         if !known.is_empty() {
-            sql.push_str(&format!(" AND publisher_id NOT IN ({})", list(known.len())));
+            sql += " AND publisher_id NOT IN (";
+            sql += &list(known.len());
+            sql.push(')');
             args.extend(known.iter().map(|publisher| publisher.as_str().into()));
         }
         sql.push_str(" ORDER BY created_at LIMIT ?");

@@ -197,7 +197,7 @@ fn warnings_of(info: &str, keeps: Option<bool>) -> Vec<SetupWarning> {
             warn(SetupKind::Persistence, "Redis keeps nothing on disk: set appendonly yes, or save".to_owned());
         }
         None => {
-            warn(SetupKind::Unknown, "persistence could not be checked: appendonly is off, save is unknown".to_owned())
+            warn(SetupKind::Unknown, "persistence could not be checked: appendonly is off, save is unknown".to_owned());
         }
     }
     warnings
