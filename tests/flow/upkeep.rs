@@ -57,6 +57,21 @@ fn migrate(config: &std::path::Path) -> Command {
     command
 }
 
+/// A statement on the books, past the code under test.
+async fn run_on_ledger(place: &Place, sql: &str) {
+    use sqlx::Connection;
+    let (url, sql) = (&place.backing.ledger_url, sqlx::AssertSqlSafe(sql.to_owned()));
+    if url.starts_with("sqlite:") {
+        let mut connection = sqlx::SqliteConnection::connect(url).await.expect("the file opens");
+        sqlx::raw_sql(sql).execute(&mut connection).await.expect("it runs");
+        connection.close().await.expect("it closes");
+    } else {
+        let mut connection = sqlx::MySqlConnection::connect(url).await.expect("the server answers");
+        sqlx::raw_sql(sql).execute(&mut connection).await.expect("it runs");
+        connection.close().await.expect("it closes");
+    }
+}
+
 async fn the_schema_by_the_command(place: Place) {
     let any = "127.0.0.1:0".parse().expect("an address");
     let config = place.write_config("capgate.toml", any, any, "");
@@ -94,7 +109,7 @@ async fn the_schema_by_the_command(place: Place) {
     let newer = "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time) \
                  VALUES (99, 'later', TRUE, x'00', 0)";
     for (sql, expected) in [(newer, "newer version"), (change, "0002_lives.sql was applied in another form")] {
-        crate::support::run_on_ledger(&place, sql).await;
+        run_on_ledger(&place, sql).await;
         for command in ["migrate", "serve"] {
             let mut run = Command::new(env!("CARGO_BIN_EXE_capgate"));
             place.write_routing(&routing(&[BuyerLine {
@@ -109,7 +124,7 @@ async fn the_schema_by_the_command(place: Place) {
             assert_eq!(output.status.code(), Some(1), "{command}: {said}");
             assert!(said.contains(expected), "{command}: {said}");
         }
-        crate::support::run_on_ledger(&place, "DELETE FROM _sqlx_migrations WHERE version = 99").await;
+        run_on_ledger(&place, "DELETE FROM _sqlx_migrations WHERE version = 99").await;
     }
     place.backing.clean().await;
 }

@@ -205,21 +205,6 @@ impl Place {
     }
 }
 
-/// A statement on the books, past the code under test.
-pub async fn run_on_ledger(place: &Place, sql: &str) {
-    use sqlx::Connection;
-    let (url, sql) = (&place.backing.ledger_url, sqlx::AssertSqlSafe(sql.to_owned()));
-    if url.starts_with("sqlite:") {
-        let mut connection = sqlx::SqliteConnection::connect(url).await.expect("the file opens");
-        sqlx::raw_sql(sql).execute(&mut connection).await.expect("it runs");
-        connection.close().await.expect("it closes");
-    } else {
-        let mut connection = sqlx::MySqlConnection::connect(url).await.expect("the server answers");
-        sqlx::raw_sql(sql).execute(&mut connection).await.expect("it runs");
-        connection.close().await.expect("it closes");
-    }
-}
-
 fn free_port() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port")
 }
