@@ -114,13 +114,7 @@ impl<D: Database> SqlLedger<D> {
         let mut sql = "SELECT postback_id FROM postbacks WHERE state = 'waiting' AND created_at < ?".to_owned();
         let mut args = vec![Value::time(before)];
         if !known.is_empty() {
-<<<<<<< ours
-            sql += " AND publisher_id NOT IN (";
-            sql += &list(known.len());
-            sql.push(')');
-=======
             sql = format!("{sql} AND publisher_id NOT IN ({})", list(known.len()));
->>>>>>> theirs
             args.extend(known.iter().map(|publisher| publisher.as_str().into()));
         }
         sql.push_str(" ORDER BY created_at LIMIT ?");
