@@ -26,6 +26,11 @@ const MIGRATIONS: &[schema::Source] = &[
         description: "usage begun",
         sql: include_str!("../../migrations/mysql/0003_usage_begun.sql"),
     },
+    schema::Source {
+        version: 5,
+        description: "lead keys",
+        sql: include_str!("../../migrations/mysql/0005_lead_keys.sql"),
+    },
 ];
 
 /// Strict mode refuses what it would otherwise bend (F73). READ COMMITTED, because under the default the first read of a

@@ -31,6 +31,11 @@ const MIGRATIONS: &[schema::Source] = &[
         description: "usage begun",
         sql: include_str!("../../migrations/sqlite/0003_usage_begun.sql"),
     },
+    schema::Source {
+        version: 5,
+        description: "lead keys",
+        sql: include_str!("../../migrations/sqlite/0005_lead_keys.sql"),
+    },
 ];
 
 const DIALECT: Dialect = Dialect {

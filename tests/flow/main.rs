@@ -20,6 +20,7 @@ mod cluster;
 mod cluster_support;
 mod crash;
 mod headline;
+mod ledger_away;
 #[cfg(feature = "server-tests")]
 mod lives;
 mod openapi;
@@ -35,5 +36,6 @@ mod resolve;
 #[allow(dead_code, reason = "each test binary uses its own part")]
 #[path = "../support/server.rs"]
 mod server;
+mod settling;
 #[cfg(feature = "server-tests")]
 mod soak;

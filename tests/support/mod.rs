@@ -172,12 +172,24 @@ impl Place {
 
     /// A gateway as a process of its own.
     pub fn spawn(&self, name: &str, more: &str) -> Process {
-        let (intake, admin) = (free_port(), free_port());
-        let config = self.write_config(name, intake, admin, more);
-        let mut process =
-            Process { config, intake, admin, child: None, log: self.dir.path().join(format!("{name}.log")) };
+        let mut process = self.process(name, more);
         process.start();
         process
+    }
+
+    /// A gateway whose files cannot grow beyond so many bytes, as if its disk were full.
+    pub fn spawn_on_a_small_disk(&self, name: &str, more: &str, file_bytes_max: u64) -> Process {
+        let mut process = self.process(name, more);
+        process.file_bytes_max = Some(file_bytes_max);
+        process.start();
+        process
+    }
+
+    fn process(&self, name: &str, more: &str) -> Process {
+        let (intake, admin) = (free_port(), free_port());
+        let config = self.write_config(name, intake, admin, more);
+        let log = self.dir.path().join(format!("{name}.log"));
+        Process { config, intake, admin, child: None, log, file_bytes_max: None }
     }
 
     /// The books, opened beside the gateways.
@@ -207,12 +219,20 @@ pub struct Process {
     pub admin: SocketAddr,
     child: Option<Child>,
     log: PathBuf,
+    file_bytes_max: Option<u64>,
 }
 
 impl Process {
     pub fn start(&mut self) {
         let log = std::fs::OpenOptions::new().create(true).append(true).open(&self.log).expect("a log file");
-        let child = Command::new(env!("CARGO_BIN_EXE_capgate"))
+        let program = env!("CARGO_BIN_EXE_capgate");
+        let mut command = Command::new(if self.file_bytes_max.is_some() { "sh" } else { program });
+        if let Some(bytes) = self.file_bytes_max {
+            // Not told by a signal but by the write that fails, as a full disk does it.
+            let script = format!("trap '' XFSZ; exec prlimit --fsize={bytes}: {program} \"$@\"");
+            command.args(["-c", &script, "capgate"]);
+        }
+        let child = command
             .args(["serve", "--config"])
             .arg(&self.config)
             .stdin(Stdio::null())
@@ -227,6 +247,19 @@ impl Process {
         self.child.as_ref().map_or(0, Child::id)
     }
 
+    /// Sends a signal by its name.
+    pub fn signal(&self, name: &str) {
+        // The shell's own: a small machine has no program of that name.
+        let sent = Command::new("sh").args(["-c", &format!("kill -{name} {}", self.pid())]).status().expect("sh runs");
+        assert!(sent.success());
+    }
+
+    /// Files may grow again.
+    pub fn free_the_disk(&self) {
+        let freed = Command::new("prlimit").args(["--fsize=unlimited:", "--pid", &self.pid().to_string()]).status();
+        assert!(freed.expect("prlimit runs").success());
+    }
+
     /// `kill -9`.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
@@ -237,11 +270,9 @@ impl Process {
 
     /// SIGTERM; answers how long it took to end and whether it ended well.
     pub fn terminate(&mut self) -> (Duration, bool) {
-        let mut child = self.child.take().expect("it was running");
         let started = Instant::now();
-        // The shell's own: a small machine has no program of that name.
-        let sent = Command::new("sh").args(["-c", &format!("kill -TERM {}", child.id())]).status().expect("sh runs");
-        assert!(sent.success());
+        self.signal("TERM");
+        let mut child = self.child.take().expect("it was running");
         let status = child.wait().expect("it ended");
         (started.elapsed(), status.success())
     }
