@@ -109,12 +109,15 @@ impl Event {
         struct VersionOnly {
             v: u8,
         }
-        let version: VersionOnly = serde_json::from_slice(bytes).map_err(|_| UnreadableEvent::Malformed)?;
-        if version.v != EVENT_VERSION {
-            return Err(UnreadableEvent::Version(version.v));
+        match serde_json::from_slice::<Envelope<'_>>(bytes) {
+            Ok(Envelope { v: EVENT_VERSION, e }) => Ok(e.into_owned()),
+            Ok(Envelope { v, .. }) => Err(UnreadableEvent::Version(v)),
+            // What a newer version writes may have another form.
+            Err(_) => match serde_json::from_slice(bytes) {
+                Ok(VersionOnly { v }) if v != EVENT_VERSION => Err(UnreadableEvent::Version(v)),
+                Ok(_) | Err(_) => Err(UnreadableEvent::Malformed),
+            },
         }
-        let envelope: Envelope<'_> = serde_json::from_slice(bytes).map_err(|_| UnreadableEvent::Malformed)?;
-        Ok(envelope.e.into_owned())
     }
 }
 
