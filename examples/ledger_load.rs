@@ -354,7 +354,9 @@ async fn report_plans(server: &mut MySqlConnection) -> Result<(), Failure> {
         let rows = sqlx::raw_sql(AssertSqlSafe(sql.clone())).fetch_all(&mut *server).await?.len();
         let took = began.elapsed();
         println!("query {name}: {rows} rows in {took:?}");
-        for row in sqlx::raw_sql(AssertSqlSafe(format!("EXPLAIN FORMAT=TRADITIONAL {sql}"))).fetch_all(&mut *server).await? {
+        for row in
+            sqlx::raw_sql(AssertSqlSafe(format!("EXPLAIN FORMAT=TRADITIONAL {sql}"))).fetch_all(&mut *server).await?
+        {
             let [table, kind, key, extra] = ["table", "type", "key", "Extra"].map(|name| cell(&row, name));
             println!("      {table}: {kind} by {key}; {extra}");
         }

@@ -63,7 +63,10 @@ impl Raw {
                 rows.iter().map(|row| (String::new(), row.get("detail"))).collect()
             }
             Self::Mysql(pool) => {
-                let rows = sqlx::raw_sql(AssertSqlSafe(format!("EXPLAIN FORMAT=TRADITIONAL {sql}"))).fetch_all(pool).await.unwrap();
+                let rows = sqlx::raw_sql(AssertSqlSafe(format!("EXPLAIN FORMAT=TRADITIONAL {sql}")))
+                    .fetch_all(pool)
+                    .await
+                    .unwrap();
                 let text = |bytes: Option<Vec<u8>>| String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned();
                 let cell = |row: &sqlx::mysql::MySqlRow, name| text(row.try_get_unchecked(name).unwrap());
                 rows.iter().map(|row| (cell(row, "table"), cell(row, "type"))).collect()
