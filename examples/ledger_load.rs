@@ -189,23 +189,23 @@ async fn begin(store: &RedisStore, ledger: &SharedLedger) -> Result<(), Failure>
     Ok(())
 }
 
-async fn append(store: &RedisStore, story: Story) -> Result<(), Failure> {
+async fn append(store: &RedisStore, told: Story) -> Result<(), Failure> {
     let now = store.now();
-    let claim = story.received.claim.clone();
+    let claim = told.received.claim.clone();
     let admit = Admit {
-        event: story.received,
+        event: told.received,
         deadline: now + Duration::from_mins(10),
         not_after: now + Duration::from_secs(10),
-        retention: Duration::from_secs(60),
+        retention: Duration::from_mins(1),
     };
     let admitted = store.admit(&admit).await?;
     if admitted != Admission::New {
         return Err(format!("not admitted: {admitted:?}").into());
     }
-    for attempt in &story.attempts {
+    for attempt in &told.attempts {
         store.record(attempt).await?;
     }
-    let close = Close { event: story.closed, claim, retention: Duration::from_secs(1) };
+    let close = Close { event: told.closed, claim, retention: Duration::from_secs(1) };
     match store.close(&close).await? {
         CloseReply::Closed => Ok(()),
         other => Err(format!("not closed: {other:?}").into()),
@@ -276,7 +276,7 @@ async fn settle(settler: &Settler, server: &mut MySqlConnection, measured: &mut 
         }
     }
     measured.took += began.elapsed();
-    measured.processor += processor_time()? - processor;
+    measured.processor += processor_time()?.saturating_sub(processor);
     measured.inserts += status(server, "Com_insert").await? - inserts_before;
     Ok(())
 }

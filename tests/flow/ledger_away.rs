@@ -179,14 +179,14 @@ async fn away_under_load(default_seconds: u32, strike: fn(&Proxy)) {
 
 #[cfg(feature = "server-tests")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f76_p5_the_ledger_is_gone_under_load_and_nothing_is_lost() {
+async fn f76_p5_the_ledger_is_gone_under_load_on_servers() {
     away_under_load(10, Proxy::cut).await;
 }
 
 /// Sockets stay open and nothing answers: nobody but settlement waits for it.
 #[cfg(feature = "server-tests")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f76_p5_the_ledger_hangs_under_load_and_nothing_is_lost() {
+async fn f76_p5_the_ledger_hangs_under_load_on_servers() {
     away_under_load(6, Proxy::stall).await;
 }
 
