@@ -254,10 +254,10 @@ mod on_servers {
         let mut middle = in_the_middle().await;
         let second = middle.place.spawn("second.toml", QUICK);
         second.until_ready().await;
-        middle.first.signal("STOP");
+        middle.first.sh("kill -STOP");
         run_sql(&mut middle.stranger, "ROLLBACK").await;
         everything_is_there_once(&middle).await;
-        middle.first.signal("CONT");
+        middle.first.sh("kill -CONT");
         // Awake: it settles what comes next like any other.
         middle.posted += 1;
         post_until_taken(&client(), middle.first.intake, "awake", &lead(9)).await;

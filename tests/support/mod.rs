@@ -229,8 +229,7 @@ impl Process {
         let mut command = Command::new(if self.file_bytes_max.is_some() { "sh" } else { program });
         if let Some(bytes) = self.file_bytes_max {
             // Not told by a signal but by the write that fails, as a full disk does it.
-            let script = format!("trap '' XFSZ; exec prlimit --fsize={bytes}: {program} \"$@\"");
-            command.args(["-c", &script, "capgate"]);
+            command.args(["-c", &format!("trap '' XFSZ; exec prlimit --fsize={bytes}: {program} \"$@\""), "capgate"]);
         }
         let child = command
             .args(["serve", "--config"])
@@ -247,17 +246,10 @@ impl Process {
         self.child.as_ref().map_or(0, Child::id)
     }
 
-    /// Sends a signal by its name.
-    pub fn signal(&self, name: &str) {
-        // The shell's own: a small machine has no program of that name.
-        let sent = Command::new("sh").args(["-c", &format!("kill -{name} {}", self.pid())]).status().expect("sh runs");
-        assert!(sent.success());
-    }
-
-    /// Files may grow again.
-    pub fn free_the_disk(&self) {
-        let freed = Command::new("prlimit").args(["--fsize=unlimited:", "--pid", &self.pid().to_string()]).status();
-        assert!(freed.expect("prlimit runs").success());
+    /// Runs a command of the shell on its pid: a small machine has no program that is called `kill`.
+    pub fn sh(&self, command: &str) {
+        let status = Command::new("sh").args(["-c", &format!("{command} {}", self.pid())]).status().expect("sh runs");
+        assert!(status.success(), "{command}");
     }
 
     /// `kill -9`.
@@ -271,7 +263,7 @@ impl Process {
     /// SIGTERM; answers how long it took to end and whether it ended well.
     pub fn terminate(&mut self) -> (Duration, bool) {
         let started = Instant::now();
-        self.signal("TERM");
+        self.sh("kill -TERM");
         let mut child = self.child.take().expect("it was running");
         let status = child.wait().expect("it ended");
         (started.elapsed(), status.success())
