@@ -41,6 +41,9 @@ const USAGE_KEPT: jiff::SignedDuration = jiff::SignedDuration::from_hours(24 * 4
 /// After the drain has begun, idle time that settlement gets to empty the journal.
 const SETTLE_PATIENCE: Duration = Duration::from_secs(10);
 
+/// For the last words to the ledger.
+const FAREWELL_PATIENCE: Duration = Duration::from_secs(3);
+
 /// After the longest wait of a publisher, a drain lets connections live this much longer.
 const DRAIN_SLACK: Duration = Duration::from_secs(1);
 
@@ -204,14 +207,23 @@ impl App {
             tracing::warn!("walks are still under way; another gateway's recovery will finish their leads");
         }
         gateway.shutdown.halted.cancel();
+        // One deadline for all, and none of the ends below waits for long: a ledger that hangs must not hold the process (F71).
+        let deadline = tokio::time::Instant::now() + SETTLE_PATIENCE + Duration::from_secs(1);
         for task in self.workers.into_iter().chain(servers) {
-            if tokio::time::timeout(SETTLE_PATIENCE + Duration::from_secs(1), task).await.is_err() {
+            if tokio::time::timeout_at(deadline, task).await.is_err() {
                 tracing::warn!("a background task did not end in time");
             }
         }
-        gateway.lives.leave(gateway).await;
+        let farewell = async {
+            gateway.lives.leave(gateway).await;
+            gateway.ledger.shut_down().await;
+        };
+        if tokio::time::timeout(FAREWELL_PATIENCE, farewell).await.is_err() {
+            tracing::warn!(
+                "the ledger did not answer at the end; its server finds out that the connections are closed"
+            );
+        }
         gateway.store.shut_down().await;
-        gateway.ledger.shut_down().await;
     }
 }
 

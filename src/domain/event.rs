@@ -119,12 +119,15 @@ impl Event {
         struct VersionOnly {
             v: u8,
         }
-        let version: VersionOnly = serde_json::from_slice(bytes).map_err(|_| UnreadableEvent::Malformed)?;
-        if !(1..=EVENT_VERSION).contains(&version.v) {
-            return Err(UnreadableEvent::Version(version.v));
+        match serde_json::from_slice::<Envelope<'_>>(bytes) {
+            Ok(Envelope { v: 1..=EVENT_VERSION, e }) => Ok(e.into_owned()),
+            Ok(Envelope { v, .. }) => Err(UnreadableEvent::Version(v)),
+            // What a newer version writes may have another form.
+            Err(_) => match serde_json::from_slice(bytes) {
+                Ok(VersionOnly { v }) if !(1..=EVENT_VERSION).contains(&v) => Err(UnreadableEvent::Version(v)),
+                Ok(_) | Err(_) => Err(UnreadableEvent::Malformed),
+            },
         }
-        let envelope: Envelope<'_> = serde_json::from_slice(bytes).map_err(|_| UnreadableEvent::Malformed)?;
-        Ok(envelope.e.into_owned())
     }
 }
 

@@ -28,6 +28,11 @@ const MIGRATIONS: &[schema::Source] = &[
     },
     schema::Source { version: 4, description: "returns", sql: include_str!("../../migrations/mysql/0004_returns.sql") },
     schema::Source {
+        version: 5,
+        description: "lead keys",
+        sql: include_str!("../../migrations/mysql/0005_lead_keys.sql"),
+    },
+    schema::Source {
         version: 6,
         description: "postbacks",
         sql: include_str!("../../migrations/mysql/0006_postbacks.sql"),

@@ -37,6 +37,11 @@ const MIGRATIONS: &[schema::Source] = &[
         sql: include_str!("../../migrations/sqlite/0004_returns.sql"),
     },
     schema::Source {
+        version: 5,
+        description: "lead keys",
+        sql: include_str!("../../migrations/sqlite/0005_lead_keys.sql"),
+    },
+    schema::Source {
         version: 6,
         description: "postbacks",
         sql: include_str!("../../migrations/sqlite/0006_postbacks.sql"),

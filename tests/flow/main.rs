@@ -22,6 +22,7 @@ mod cluster;
 mod cluster_support;
 mod crash;
 mod headline;
+mod ledger_away;
 #[cfg(feature = "server-tests")]
 mod lives;
 mod openapi;
@@ -40,6 +41,7 @@ mod returns;
 #[allow(dead_code, reason = "each test binary uses its own part")]
 #[path = "../support/server.rs"]
 mod server;
+mod settling;
 #[cfg(feature = "server-tests")]
 mod soak;
 #[cfg(feature = "server-tests")]

@@ -19,7 +19,12 @@ mod support;
 mod trouble;
 
 #[cfg(feature = "server-tests")]
+#[path = "../support/mariadb.rs"]
+mod mariadb;
+#[cfg(feature = "server-tests")]
 mod mysql;
+#[cfg(feature = "server-tests")]
+mod outages;
 mod sqlite;
 
 /// Makes one test of each behaviour for the kind of books that `$open` opens.
@@ -79,6 +84,7 @@ macro_rules! all_behaviours {
                 payloads_are_removed_and_rows_stay,
                 a_backlog_of_payloads_is_removed_by_several_gateways_at_once,
                 totals_find_books_that_do_not_balance,
+                the_named_queries_of_the_page_go_over_an_index,
             }
             lives {
                 f23_a_life_is_raised_for_one_server,

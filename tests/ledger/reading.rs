@@ -333,3 +333,38 @@ pub async fn totals_find_books_that_do_not_balance(books: &Books) {
     books.raw.run("DELETE FROM balances WHERE account = 'buyer:sunco'").await;
     assert_eq!(unbalanced().await, (3, 2));
 }
+
+/// The SQL of the page, with the heading that it stands under.
+fn named_queries() -> Vec<(&'static str, &'static str)> {
+    let page = include_str!("../../docs/ledger.md");
+    let query = |part: &'static str| {
+        let (name, rest) = part.split_once('\n').unwrap();
+        let sql = rest.split_once("```sql\n").unwrap().1.split_once("```").unwrap().0;
+        (name, sql.trim().trim_end_matches(';'))
+    };
+    page.split("\n#### ").skip(1).map(query).collect()
+}
+
+pub async fn the_named_queries_of_the_page_go_over_an_index(books: &Books) {
+    let journal = Journal::default();
+    let known: LeadId = "0195a0c2-7d3e-7c4b-8a1f-0242ac120002".parse().unwrap();
+    journal.append_all(sale(known, "acme", "sunco"));
+    for index in 0..1_000 {
+        let (by, to) = (["acme", "summit", "peak"][index % 3], ["sunco", "volt", "ray", "glow"][index % 4]);
+        journal.append_all(sale(LeadId::generate(), by, to));
+    }
+    books.settle_all(&journal, 5_000).await;
+    let queries = named_queries();
+    assert!(queries.len() >= 6, "{queries:?}");
+    for (name, sql) in queries {
+        books.raw.run(sql).await;
+        for (table, access) in books.raw.plan(sql).await {
+            let is_by_index =
+                if books.raw.is_mysql() { access != "ALL" && access != "index" } else { !access.starts_with("SCAN") };
+            assert!(is_by_index, "{name}: {table}: {access}");
+        }
+        if name.ends_with("of a lead") || name.ends_with("by its id") || name.ends_with("owes") {
+            assert!(!books.raw.texts(sql).await.is_empty(), "{name}: found nothing");
+        }
+    }
+}

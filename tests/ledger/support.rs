@@ -4,7 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use capgate::ledger::{Ledger, Settled};
-use sqlx::{AssertSqlSafe, MySqlPool, SqlitePool};
+use sqlx::{AssertSqlSafe, MySqlPool, Row as _, SqlitePool};
 
 use crate::journal::{Journal, PARTITIONS};
 
@@ -51,6 +51,26 @@ impl Raw {
         match self {
             Self::Sqlite(pool) => sqlx::query_scalar(sql).fetch_all(pool).await.unwrap(),
             Self::Mysql(pool) => sqlx::query_scalar(sql).fetch_all(pool).await.unwrap(),
+        }
+    }
+
+    /// How the database carries out a query: table and way of access, step by step.
+    pub async fn plan(&self, sql: &str) -> Vec<(String, String)> {
+        match self {
+            Self::Sqlite(pool) => {
+                let rows =
+                    sqlx::raw_sql(AssertSqlSafe(format!("EXPLAIN QUERY PLAN {sql}"))).fetch_all(pool).await.unwrap();
+                rows.iter().map(|row| (String::new(), row.get("detail"))).collect()
+            }
+            Self::Mysql(pool) => {
+                let rows = sqlx::raw_sql(AssertSqlSafe(format!("EXPLAIN FORMAT=TRADITIONAL {sql}")))
+                    .fetch_all(pool)
+                    .await
+                    .unwrap();
+                let text = |bytes: Option<Vec<u8>>| String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned();
+                let cell = |row: &sqlx::mysql::MySqlRow, name| text(row.try_get_unchecked(name).unwrap());
+                rows.iter().map(|row| (cell(row, "table"), cell(row, "type"))).collect()
+            }
         }
     }
 

@@ -182,18 +182,25 @@ impl Place {
 
     /// The same with environment variables.
     pub fn spawn_with(&self, name: &str, more: &str, variables: &[(&'static str, &'static str)]) -> Process {
-        let (intake, admin) = (free_port(), free_port());
-        let config = self.write_config(name, intake, admin, more);
-        let mut process = Process {
-            config,
-            intake,
-            admin,
-            variables: variables.to_vec(),
-            child: None,
-            log: self.dir.path().join(format!("{name}.log")),
-        };
+        let mut process = self.process(name, more);
+        process.variables = variables.to_vec();
         process.start();
         process
+    }
+
+    /// A gateway whose files cannot grow beyond so many bytes, as if its disk were full.
+    pub fn spawn_on_a_small_disk(&self, name: &str, more: &str, file_bytes_max: u64) -> Process {
+        let mut process = self.process(name, more);
+        process.file_bytes_max = Some(file_bytes_max);
+        process.start();
+        process
+    }
+
+    fn process(&self, name: &str, more: &str) -> Process {
+        let (intake, admin) = (free_port(), free_port());
+        let config = self.write_config(name, intake, admin, more);
+        let log = self.dir.path().join(format!("{name}.log"));
+        Process { config, intake, admin, variables: Vec::new(), child: None, log, file_bytes_max: None }
     }
 
     /// The books, opened beside the gateways.
@@ -234,12 +241,19 @@ pub struct Process {
     variables: Vec<(&'static str, &'static str)>,
     child: Option<Child>,
     log: PathBuf,
+    file_bytes_max: Option<u64>,
 }
 
 impl Process {
     pub fn start(&mut self) {
         let log = std::fs::OpenOptions::new().create(true).append(true).open(&self.log).expect("a log file");
-        let child = Command::new(env!("CARGO_BIN_EXE_capgate"))
+        let program = env!("CARGO_BIN_EXE_capgate");
+        let mut command = Command::new(if self.file_bytes_max.is_some() { "sh" } else { program });
+        if let Some(bytes) = self.file_bytes_max {
+            // Not told by a signal but by the write that fails, as a full disk does it.
+            command.args(["-c", &format!("trap '' XFSZ; exec prlimit --fsize={bytes}: {program} \"$@\""), "capgate"]);
+        }
+        let child = command
             .args(["serve", "--config"])
             .arg(&self.config)
             .envs(self.variables.iter().copied())
@@ -255,6 +269,12 @@ impl Process {
         self.child.as_ref().map_or(0, Child::id)
     }
 
+    /// Runs a command of the shell on its pid: a small machine has no program that is called `kill`.
+    pub fn sh(&self, command: &str) {
+        let status = Command::new("sh").args(["-c", &format!("{command} {}", self.pid())]).status().expect("sh runs");
+        assert!(status.success(), "{command}");
+    }
+
     /// `kill -9`.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
@@ -265,11 +285,9 @@ impl Process {
 
     /// SIGTERM; answers how long it took to end and whether it ended well.
     pub fn terminate(&mut self) -> (Duration, bool) {
-        let mut child = self.child.take().expect("it was running");
         let started = Instant::now();
-        // The shell's own: a small machine has no program of that name.
-        let sent = Command::new("sh").args(["-c", &format!("kill -TERM {}", child.id())]).status().expect("sh runs");
-        assert!(sent.success());
+        self.sh("kill -TERM");
+        let mut child = self.child.take().expect("it was running");
         let status = child.wait().expect("it ended");
         (started.elapsed(), status.success())
     }

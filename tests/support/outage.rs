@@ -10,6 +10,7 @@ pub struct Proxy {
 #[derive(Debug, Clone)]
 struct Way {
     is_cut: bool,
+    is_stalled: bool,
     target: String,
 }
 
@@ -27,19 +28,29 @@ impl Proxy {
         let target = address_of(url);
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let through = listener.local_addr().expect("an address");
-        let (way, watch) = tokio::sync::watch::channel(Way { is_cut: false, target: target.clone() });
+        let (way, watch) =
+            tokio::sync::watch::channel(Way { is_cut: false, is_stalled: false, target: target.clone() });
         tokio::spawn(async move {
             while let Ok((mut inward, _)) = listener.accept().await {
                 let mut watch = watch.clone();
                 tokio::spawn(async move {
-                    let Way { is_cut, target } = watch.borrow_and_update().clone();
+                    let Way { is_cut, mut is_stalled, target } = watch.borrow_and_update().clone();
                     if is_cut {
                         return;
                     }
                     let Ok(mut outward) = tokio::net::TcpStream::connect(&target).await else { return };
-                    tokio::select! {
-                        _ = tokio::io::copy_bidirectional(&mut inward, &mut outward) => {}
-                        _ = watch.wait_for(|way| way.is_cut || way.target != target) => {}
+                    let mut copy = std::pin::pin!(tokio::io::copy_bidirectional(&mut inward, &mut outward));
+                    loop {
+                        tokio::select! {
+                            _ = &mut copy, if !is_stalled => return,
+                            changed = watch.changed() => {
+                                let way = watch.borrow_and_update();
+                                if changed.is_err() || way.is_cut || way.target != target {
+                                    return;
+                                }
+                                is_stalled = way.is_stalled;
+                            }
+                        }
                     }
                 });
             }
@@ -52,9 +63,14 @@ impl Proxy {
         self.way.send_modify(|way| way.is_cut = true);
     }
 
-    /// New connections go through again.
+    /// Every connection stays open, new ones are taken, and nothing comes through: a server that has been stopped.
+    pub fn stall(&self) {
+        self.way.send_modify(|way| way.is_stalled = true);
+    }
+
+    /// Everything goes through again.
     pub fn mend(&self) {
-        self.way.send_modify(|way| way.is_cut = false);
+        self.way.send_modify(|way| (way.is_cut, way.is_stalled) = (false, false));
     }
 
     /// Every connection breaks, new ones go to another server.

@@ -16,7 +16,6 @@ use crate::ledger::{GatewayId, LedgerError, MigrationStep};
 pub const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 
 const HEX: &[u8; 16] = b"0123456789abcdef";
-
 /// Longest wait for a connection.
 pub const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -256,6 +255,9 @@ pub trait Session: Send {
     /// Answers how many rows were touched. A borrowed statement is kept prepared, a built one is not.
     async fn execute(&mut self, sql: Cow<'static, str>, args: Vec<Value>) -> Result<u64, DbError>;
 
+    /// The same for a built statement that will come again in these very words, and is kept prepared.
+    async fn execute_block(&mut self, sql: Cow<'static, str>, args: Vec<Value>) -> Result<u64, DbError>;
+
     /// All rows.
     async fn fetch(&mut self, sql: Cow<'static, str>, args: Vec<Value>, kinds: &[Kind]) -> Result<Vec<Row>, DbError>;
 
@@ -383,6 +385,12 @@ macro_rules! session {
             async fn execute(&mut self, sql: Cow<'static, str>, args: Vec<Value>) -> Result<u64, DbError> {
                 let connection = self.0.as_mut().ok_or_else(released)?;
                 let query = bind!($database, sql, args);
+                Ok(bounded(query.execute(&mut **connection), $classify).await?.rows_affected())
+            }
+
+            async fn execute_block(&mut self, sql: Cow<'static, str>, args: Vec<Value>) -> Result<u64, DbError> {
+                let connection = self.0.as_mut().ok_or_else(released)?;
+                let query = bind!($database, sql, args).persistent(true);
                 Ok(bounded(query.execute(&mut **connection), $classify).await?.rows_affected())
             }
 

@@ -148,7 +148,11 @@ const DEAD_LETTERS: Head = Head {
 const MARKS: Head =
     Head { sql: "INSERT INTO settlement_marks (partition_id, life, entry_ms, entry_seq) VALUES ", columns: 4 };
 
-/// Inserts rows with as few statements as placeholders and bytes allow (F74).
+/// Rows of a statement that is kept prepared. A server describes every placeholder of what it prepares, which costs both sides
+/// more than the rows themselves: whole blocks are prepared once per connection, and only what is left over each time.
+const BLOCK_ROWS: usize = 100;
+
+/// Inserts rows with few statements, none larger than placeholders and bytes allow (F74).
 async fn insert(
     session: &mut dyn Session,
     dialect: &Dialect,
@@ -156,7 +160,8 @@ async fn insert(
     end: &str,
     rows: impl Iterator<Item = Vec<Value>> + Send,
 ) -> Result<(), DbError> {
-    let rows_max = dialect.placeholders_max / head.columns;
+    // Every head has few enough columns for a block.
+    let rows_max = BLOCK_ROWS.min(dialect.placeholders_max / head.columns);
     let (mut args, mut count, mut bytes) = (Vec::new(), 0, 0);
     for row in rows {
         let size: usize = row.iter().map(Value::size).sum();
@@ -180,7 +185,11 @@ async fn insert(
 async fn send(session: &mut dyn Session, head: Head, end: &str, rows: usize, args: Vec<Value>) -> Result<(), DbError> {
     let row = format!("({})", vec!["?"; head.columns].join(","));
     let sql = format!("{}{}{end}", head.sql, vec![row.as_str(); rows].join(","));
-    session.execute(Cow::Owned(sql), args).await.map(drop)
+    if rows == BLOCK_ROWS {
+        session.execute_block(Cow::Owned(sql), args).await.map(drop)
+    } else {
+        session.execute(Cow::Owned(sql), args).await.map(drop)
+    }
 }
 
 fn new_lead(lead: &NewLead<'_>) -> Vec<Value> {
