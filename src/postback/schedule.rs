@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn a_rest_that_is_asked_for_is_kept_within_bounds() {
-        assert_eq!(pause(0, &answered(429, Some(60)), 0.0), Duration::from_secs(60));
+        assert_eq!(pause(0, &answered(429, Some(60)), 0.0), Duration::from_mins(1));
         assert_eq!(pause(0, &answered(503, Some(1)), 0.0), Duration::from_millis(2500));
         assert_eq!(pause(0, &answered(503, Some(u32::MAX)), 0.0), PAUSE_MAX);
     }

@@ -151,6 +151,7 @@ fn story(index: u64, count: u64, now: Timestamp) -> Result<Story, Failure> {
         test: false,
         closed_at_us: (received_ms + 140) * 1000,
         answer,
+        postback: None,
         explanation: format!(r#"{{"routing_version":"1764496800000","candidates":[{}]}}"#, notes.join(",")),
     };
     let received = Received {
