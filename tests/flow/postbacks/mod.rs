@@ -1,6 +1,6 @@
 //! Publishers are told verdicts: signed, in order, at least once under one id, whatever dies in between.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
