@@ -46,7 +46,7 @@ pub(super) fn read(id: &BuyerId, reader: &Reader<'_>, forward: &ForwardConfig, k
     let caps = caps::read_all(reader, known);
     let filter = reader.table("filter").map(|table| matching::filter(table, known)).unwrap_or_default();
     let hours: Vec<_> = reader.tables("hours").into_iter().map(matching::hours).collect();
-    let request = request::read(reader.table("request"));
+    let request = request::read(reader.table("request"), timezone.as_ref());
     let answer = answer::read(reader.table("answer"));
     for key in ["duplicates", "keys_sha256", "return_within_days", "returns_free_cap"] {
         reader.not_available_yet(key);
@@ -98,7 +98,10 @@ fn url(item: Item<'_>, forward: &ForwardConfig) -> Option<Url> {
         return None;
     }
     if !url.username().is_empty() || url.password().is_some() {
-        item.fail("carries a user name or password", "a URL without them, and the secret in [buyer.request] headers");
+        item.fail(
+            "carries a user name or password",
+            "a URL without them, and the secret in [buyer.request] headers or basic",
+        );
         return None;
     }
     let Some(host) = url.host_str().filter(|host| !host.is_empty()) else {

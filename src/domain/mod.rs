@@ -14,4 +14,6 @@ pub mod place;
 pub mod pointer;
 pub mod routing;
 pub mod signature;
+pub mod template;
 pub mod window;
+pub mod xml;

@@ -6,11 +6,12 @@ use http::HeaderMap;
 use http::header::{CONTENT_ENCODING, RETRY_AFTER};
 use jiff::Timestamp;
 
+use super::decode::decode;
 use super::rest::REST_MAX_S;
 use crate::domain::money::Micros;
 use crate::domain::outcome::{Acceptance, Outcome};
-use crate::domain::pointer::Document;
-use crate::domain::routing::{AnswerRule, AnswerRules, On5xx};
+use crate::domain::routing::{AnswerRule, AnswerRules, AnswerText, On5xx};
+use crate::domain::{pointer, xml};
 
 /// Longest part of a buyer's own words that is kept, in characters.
 pub const REASON_CHARS_MAX: usize = 200;
@@ -29,34 +30,59 @@ pub struct Answer<'a> {
 }
 
 /// The body, as far as rules can look into it.
-struct Readable<'a> {
+pub(super) struct Readable<'a> {
     text: Option<Cow<'a, str>>,
-    json: Option<Document<'a>>,
+    xml: Option<xml::Document<'a>>,
 }
 
 impl<'a> Readable<'a> {
-    fn new(answer: &Answer<'a>) -> Self {
+    pub(super) fn new(answer: &Answer<'a>) -> Self {
         // Compression was not asked for; what came all the same is not unpacked, since a few bytes may hide gigabytes (F49).
         let is_encoded =
             answer.headers.get_all(CONTENT_ENCODING).iter().any(|v| !v.as_bytes().eq_ignore_ascii_case(b"identity"));
         if is_encoded {
-            return Self { text: None, json: None };
+            return Self { text: None, xml: None };
         }
-        Self { text: Some(String::from_utf8_lossy(answer.body)), json: Document::read(answer.body) }
+        let text = decode(answer.body);
+        // The header is not asked: XML is sent as text/html, and JSON as text/plain.
+        let xml = if text.trim_start().starts_with('<') { xml::Document::read(text.clone()) } else { None };
+        Self { text: Some(text), xml }
     }
 
-    fn at(&self, pointer: Option<&String>) -> Option<Cow<'a, str>> {
-        self.json?.text(pointer?)
+    /// What the body was taken for.
+    pub(super) fn kind(&self) -> &'static str {
+        match (&self.text, &self.xml) {
+            (None, _) => "compressed",
+            (_, Some(_)) => "XML",
+            (Some(text), None) if pointer::Document::read(text.as_bytes()).is_some() => "JSON",
+            (Some(_), None) => "text",
+        }
+    }
+
+    pub(super) fn at(&self, path: &str) -> Option<String> {
+        match &self.xml {
+            Some(document) => document.text(path).map(|text| text.trim().to_owned()),
+            None => pointer::Document::read(self.text.as_ref()?.as_bytes())?.text(path).map(Cow::into_owned),
+        }
+    }
+
+    pub(super) fn say(&self, text: Option<&AnswerText>) -> Option<String> {
+        match text? {
+            AnswerText::Path(path) => self.at(path),
+            AnswerText::Capture(regex) => Some(regex.captures(self.text.as_ref()?)?.get(1)?.as_str().to_owned()),
+        }
     }
 
     fn matches(&self, rule: &AnswerRule, status: u16) -> bool {
         match rule {
             AnswerRule::Status(statuses) => statuses.contains(&status),
             AnswerRule::BodyMatches(regex) => self.text.as_ref().is_some_and(|text| regex.is_match(text)),
-            AnswerRule::Path { pointer, values } => self.at(Some(pointer)).is_some_and(|text| {
+            AnswerRule::Path { pointer, values } => self.at(pointer).is_some_and(|text| {
                 let text = text.to_lowercase();
                 values.iter().any(|value| value.to_lowercase() == text)
             }),
+            AnswerRule::PathMatches { pointer, regex } => self.at(pointer).is_some_and(|text| regex.is_match(&text)),
+            AnswerRule::AnyOf(rules) => rules.iter().any(|rule| self.matches(rule, status)),
         }
     }
 
@@ -65,7 +91,36 @@ impl<'a> Readable<'a> {
         match rule {
             AnswerRule::Status(_) => true,
             AnswerRule::BodyMatches(_) => self.text.is_some(),
-            AnswerRule::Path { pointer, .. } => self.at(Some(pointer)).is_some(),
+            AnswerRule::Path { pointer, .. } | AnswerRule::PathMatches { pointer, .. } => self.at(pointer).is_some(),
+            AnswerRule::AnyOf(rules) => rules.iter().any(|rule| self.answers(rule)),
+        }
+    }
+}
+
+/// The rules that an answer matches.
+pub(super) struct Matched<'r> {
+    pub(super) accepted: Option<&'r AnswerRule>,
+    pub(super) duplicate: Option<&'r AnswerRule>,
+}
+
+impl<'r> Matched<'r> {
+    pub(super) fn by(body: &Readable<'_>, status: u16, rules: &'r AnswerRules) -> Self {
+        let is_success = (200..300).contains(&status);
+        // What a body says counts in a 2xx only.
+        let may_accept = |rule: &&AnswerRule| is_success || matches!(rule, AnswerRule::Status(_));
+        let accepts = |rule: &&AnswerRule| may_accept(rule) && body.matches(rule, status);
+        let duplicates = |rule: &&AnswerRule| body.matches(rule, status);
+        Self {
+            accepted: rules.accepted.parts().iter().find(accepts),
+            duplicate: rules.duplicate.iter().flat_map(AnswerRule::parts).find(duplicates),
+        }
+    }
+
+    /// A sale? A status is the less exact word: where only that says yes and a duplicate is told too, the duplicate counts.
+    pub(super) fn is_sale(&self) -> bool {
+        match (self.accepted, self.duplicate) {
+            (None, _) | (Some(AnswerRule::Status(_)), Some(_)) => false,
+            (Some(_), _) => true,
         }
     }
 }
@@ -78,22 +133,20 @@ pub fn classify(answer: &Answer<'_>, rules: &AnswerRules, now: Timestamp) -> Out
     let status = answer.status;
     let body = Readable::new(answer);
     let is_success = (200..300).contains(&status);
-    let accepts_by_status = matches!(rules.accepted, AnswerRule::Status(_));
-    let is_accepted = (is_success || accepts_by_status) && body.matches(&rules.accepted, status);
-    let is_duplicate = rules.duplicate.as_ref().is_some_and(|rule| body.matches(rule, status));
-
-    if is_accepted && !(accepts_by_status && is_duplicate) {
+    let matched = Matched::by(&body, status, rules);
+    if matched.is_sale() {
         return Outcome::Accepted(Acceptance {
             http_status: status,
-            price: body.at(rules.price.as_ref()).and_then(|text| Micros::read_number(text.trim())),
-            redirect_url: body.at(rules.redirect_url.as_ref()).and_then(|text| web_address(&text)),
+            price: body.say(rules.price.as_ref()).and_then(|text| Micros::read_number(text.trim())),
+            redirect_url: body.say(rules.redirect_url.as_ref()).and_then(|text| web_address(&text)),
         });
     }
+    let is_duplicate = matched.duplicate.is_some();
     let is_failure = (500..600).contains(&status);
     if is_failure && !is_duplicate && rules.on_5xx == On5xx::InDoubt {
         return Outcome::InDoubt { reason: "http_5xx", http_status: Some(status) };
     }
-    let words = body.at(rules.reason.as_ref()).and_then(|text| own_words(&text));
+    let words = body.say(rules.reason.as_ref()).and_then(|text| own_words(&text));
     let reason = if is_duplicate {
         words.unwrap_or_else(|| "duplicate".to_owned())
     } else if is_success {
@@ -154,9 +207,9 @@ mod tests {
             accepted: path("/status", &["accepted", "ok"]),
             duplicate: Some(path("/status", &["duplicate"])),
             on_5xx: On5xx::Declined,
-            price: Some("/price".into()),
-            reason: Some("/reason".into()),
-            redirect_url: Some("/redirect".into()),
+            price: Some(AnswerText::Path("/price".into())),
+            reason: Some(AnswerText::Path("/reason".into())),
+            redirect_url: Some(AnswerText::Path("/redirect".into())),
             is_explicit: true,
         }
     }
@@ -225,6 +278,83 @@ mod tests {
         assert_eq!(read_with(200, &[], "Success: 17", &by_text), accepted(200));
         assert_eq!(read_with(200, &[], "Failure", &by_text), declined(200, "declined"));
         assert_eq!(read_with(404, &[], "Success", &by_text), declined(404, "http_404"));
+    }
+
+    #[test]
+    fn f52_xml_is_read_like_json_whatever_the_header_says() {
+        let rules = AnswerRules {
+            accepted: path("/response/status", &["matched"]),
+            duplicate: Some(AnswerRule::AnyOf(vec![
+                AnswerRule::Status(vec![409]),
+                AnswerRule::PathMatches {
+                    pointer: "/response/error".into(),
+                    regex: regex::Regex::new("(?i)duplicate").unwrap(),
+                },
+            ])),
+            price: Some(AnswerText::Path("/response/price".into())),
+            reason: Some(AnswerText::Path("/response/error".into())),
+            redirect_url: Some(AnswerText::Path("/response/@url".into())),
+            ..rules()
+        };
+        let yes = "<response url=\"https://b.example/?a=1&amp;b=2\">\n<status> Matched </status><price>12.50</price></response>";
+        let terms = Acceptance {
+            http_status: 200,
+            price: Some(Micros(12_500_000)),
+            redirect_url: Some("https://b.example/?a=1&b=2".into()),
+        };
+        for lie in ["text/html", "application/json", "text/plain; charset=utf-16"] {
+            for before in ["", "\u{feff}", "\r\n ", "<?xml version=\"1.0\" encoding=\"utf-16\"?>"] {
+                let read = read_with(200, &[("content-type", lie)], &format!("{before}{yes}"), &rules);
+                assert_eq!(read, Outcome::Accepted(terms.clone()), "{lie} {before}");
+            }
+        }
+        let latin = b"<?xml version=\"1.0\" encoding=\"ISO-8859-1\"?><response><status>Unmatched</status><error>d\xe9j\xe0 vu</error></response>";
+        let answer = Answer { status: 200, headers: &HeaderMap::new(), body: latin };
+        assert_eq!(classify(&answer, &rules, now()), declined(200, "déjà vu"));
+        for (status, body, outcome) in [
+            (200, "<response><status>Unmatched</status></response>", declined(200, "declined")),
+            (200, "<response><status>matched</status>", declined(200, "unreadable_answer")),
+            (200, "<!DOCTYPE html><response><status>matched</status></response>", declined(200, "unreadable_answer")),
+            (200, "<html><body>Login</body></html>", declined(200, "unreadable_answer")),
+            (500, yes, declined(500, "http_500")),
+        ] {
+            assert_eq!(read_with(status, &[], body, &rules), outcome, "{body}");
+        }
+        for (status, body, reason) in
+            [(200, "<response><error>Duplicate lead</error></response>", "Duplicate lead"), (409, "", "duplicate")]
+        {
+            let expected =
+                Outcome::Declined { http_status: status, reason: reason.into(), is_duplicate: true, rest_s: None };
+            assert_eq!(read_with(status, &[], body, &rules), expected);
+        }
+    }
+
+    #[test]
+    fn f52_plain_text_is_read_by_pattern() {
+        let capture = |text: &str| Some(AnswerText::Capture(regex::Regex::new(text).unwrap()));
+        let rules = AnswerRules {
+            accepted: AnswerRule::BodyMatches(regex::Regex::new("(?i)^success").unwrap()),
+            duplicate: None,
+            price: capture("price=([0-9.]+)"),
+            reason: capture("(?i)error[:=] *(.*)"),
+            redirect_url: capture("url=([^|]+)"),
+            ..rules()
+        };
+        let terms = Acceptance {
+            http_status: 200,
+            price: Some(Micros(7_250_000)),
+            redirect_url: Some("https://b.example/x".into()),
+        };
+        let yes = read_with(200, &[], "\u{feff}Success|price=7.25|url=https://b.example/x|", &rules);
+        assert_eq!(yes, Outcome::Accepted(terms));
+        assert_eq!(read_with(200, &[], "Error: bad zip\nmore", &rules), declined(200, "bad zip"));
+        assert_eq!(read_with(200, &[], "Success", &rules), accepted(200), "a price that is not there is the offer's");
+    }
+
+    #[test]
+    fn one_byte_that_is_not_utf_8_does_not_make_a_yes_unreadable() {
+        let body = b"{\"status\":\"accepted\",\"note\":\"Zo\xeb\"}";
+        assert_eq!(classify(&Answer { status: 200, headers: &HeaderMap::new(), body }, &rules(), now()), accepted(200));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use reqwest::{Client, Request, Response};
 use super::classify::{Answer, classify, rest_s};
 use super::progress::Progress;
 use super::resolve::ResolveError;
+use super::trace::Tracer;
 use crate::clock::Clock;
 use crate::domain::outcome::Outcome;
 use crate::domain::routing::AnswerRules;
@@ -37,6 +38,7 @@ pub async fn exchange(
     rules: &AnswerRules,
     answer_bytes_max: usize,
     clock: &dyn Clock,
+    tracer: Option<&Tracer>,
 ) -> Exchanged {
     let is_https = request.url().scheme() == "https";
     let mut response = match client.execute(request).await {
@@ -46,8 +48,14 @@ pub async fn exchange(
     let status = response.status().as_u16();
     progress.head(status);
     let headers = std::mem::take(response.headers_mut());
+    if let Some(tracer) = tracer {
+        tracer.head(status, &headers);
+    }
     match read_body(response, answer_bytes_max).await {
         Ok(body) => {
+            if let Some(tracer) = tracer {
+                tracer.body(&body);
+            }
             let now = clock.now();
             let answer = Answer { status, headers: &headers, body: &body };
             Exchanged { outcome: classify(&answer, rules, now), rest_s: rest_s(status, &headers, now) }

@@ -37,6 +37,11 @@ impl Progress {
         self.state.load(Ordering::Acquire) == STARTED
     }
 
+    /// Was it made sure that nothing leaves?
+    pub fn is_cut(&self) -> bool {
+        self.state.load(Ordering::Acquire) == CUT
+    }
+
     /// Notes the status of the answer's head.
     pub fn head(&self, http_status: u16) {
         self.http_status.store(http_status, Ordering::Release);
@@ -52,7 +57,8 @@ impl Progress {
 }
 
 /// The body of a forward. HTTP asks for it when the connection stands (TLS included) and the head lies in the buffer, just
-/// before anything is flushed: the first moment at which the lead may leave.
+/// before anything is flushed: the first moment at which the lead may leave. An empty body (a GET has the lead in its URL) is
+/// never asked for, but whether it is at its end is asked just before the head is written.
 #[derive(Debug)]
 pub struct WatchedBody {
     bytes: Option<Bytes>,
@@ -68,10 +74,6 @@ impl WatchedBody {
     /// A body of exactly these bytes.
     #[must_use]
     pub fn new(bytes: Bytes, progress: Arc<Progress>) -> Self {
-        if bytes.is_empty() {
-            // An empty body is never asked for, so there is no later moment: what fails from here on is in doubt.
-            progress.start();
-        }
         Self { bytes: Some(bytes), progress }
     }
 }
@@ -90,11 +92,19 @@ impl Body for WatchedBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.bytes.is_none()
+        match &self.bytes {
+            None => true,
+            // When it was cut there is one byte more, which never comes: the head is not flushed without it.
+            Some(bytes) => bytes.is_empty() && self.progress.start(),
+        }
     }
 
     fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
+        match &self.bytes {
+            Some(bytes) if bytes.is_empty() && self.progress.is_cut() => SizeHint::with_exact(1),
+            Some(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            None => SizeHint::with_exact(0),
+        }
     }
 }
 

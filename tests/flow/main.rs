@@ -37,3 +37,4 @@ mod resolve;
 mod server;
 #[cfg(feature = "server-tests")]
 mod soak;
+mod timeouts;
