@@ -264,7 +264,7 @@ fn rehearse(template: &Template, names: &BTreeSet<String>) -> Result<(), BadTemp
     };
     let one = |name: &str| (Arc::from(name), FieldValue::Number("1".into()));
     let fields = Fields::new(known("lead.").map(one).collect());
-    let secrets: Value = known("secrets.").map(|name| (name, "1")).collect();
+    let secrets = Value::from_pairs(known("secrets.").map(|name| (name, "1")));
     let mut values = vec![("lead", lead_value(&fields)), ("secrets", secrets), ("test", Value::from(true))];
     let texts = TEMPLATE_NAMES.into_iter().filter(|name| !["lead", "secrets", "test"].contains(name));
     values.extend(texts.map(|name| (name, Value::from("1"))));

@@ -123,7 +123,7 @@ impl Template {
     fn rendered(&self, values: Vec<(&'static str, Value)>) -> Result<String, minijinja::Error> {
         let template = self.environment.get_template(NAME)?;
         let mut out = Bounded(Vec::new());
-        template.render_captured_to(values.into_iter().collect::<Value>(), &mut out)?;
+        template.render_captured_to(Value::from_pairs(values), &mut out)?;
         let malformed = |wrong: String| minijinja::Error::new(ErrorKind::BadSerialization, wrong);
         let text = String::from_utf8(out.0).map_err(|_| malformed("it does not make text".into()))?;
         match self.syntax {

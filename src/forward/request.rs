@@ -187,7 +187,7 @@ fn values(shape: &RequestShape, offered: &Offered<'_>, secrets: Secrets) -> Vec<
     let known = shape.secrets.iter().map(|(name, secret)| (name.as_str(), secrets.text(secret)));
     vec![
         ("lead", lead_value(&lead.fields)),
-        ("secrets", known.collect()),
+        ("secrets", Value::from_pairs(known)),
         ("lead_id", Value::from(lead.id.to_string())),
         ("campaign_id", Value::from(lead.campaign.as_str())),
         ("publisher_id", Value::from(lead.publisher.as_str())),
