@@ -100,7 +100,7 @@ pub(super) fn read(table: Option<Reader<'_>>, timezone: Option<&TimeZone>) -> Op
         // A secret that is wrong must never mean an unsigned forward.
         signing: signing.map_or(Some(None), |key| key.map(Some))?,
         content: match template {
-            Some(template) => Content::Template(template?),
+            Some(template) => Content::Template(template.ok()?),
             None => fields.unwrap_or_default(),
         },
         secrets: secrets?,
@@ -175,13 +175,16 @@ fn secrets(reader: &Reader<'_>) -> Option<Vec<(String, Secret)>> {
     reader.all().into_iter().map(pair).collect::<Vec<_>>().into_iter().collect()
 }
 
-/// `template` or `template_file`; the outer option says whether there is one.
+/// It is wrong, and that was said.
+struct Refused;
+
+/// `template` or `template_file`, if there is one.
 fn template(
     reader: &Reader<'_>,
     format: BodyFormat,
     secrets: &[(String, Secret)],
     timezone: &TimeZone,
-) -> Option<Option<Arc<Template>>> {
+) -> Option<Result<Arc<Template>, Refused>> {
     let (inline, file) = (reader.item("template"), reader.item("template_file"));
     if let (Some(_), Some(item)) = (&inline, &file) {
         item.fail("stands beside template", "one of the two");
@@ -203,10 +206,10 @@ fn template(
             (item, source)
         }
     };
-    let Some(source) = source else { return Some(None) };
+    let Some(source) = source else { return Some(Err(Refused)) };
     if source.len() > TEMPLATE_BYTES_MAX {
         item.fail("is longer than 64 KiB", "a shorter template");
-        return Some(None);
+        return Some(Err(Refused));
     }
     let syntax = match format {
         BodyFormat::Json => Syntax::Json,
@@ -224,7 +227,7 @@ fn template(
         Ok(compiled) => compiled,
         Err(error) => {
             fail(error);
-            return Some(None);
+            return Some(Err(Refused));
         }
     };
     let names = compiled.names();
@@ -251,7 +254,7 @@ fn template(
         fail(error);
         is_good = false;
     }
-    Some(is_good.then(|| Arc::new(compiled)))
+    Some(if is_good { Ok(Arc::new(compiled)) } else { Err(Refused) })
 }
 
 /// Writes a lead that has every field it is asked for.

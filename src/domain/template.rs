@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
-use minijinja::value::{Enumerator, Object, ObjectRepr};
+use minijinja::value::{Enumerator, Object, ObjectRepr, ValueKind};
 use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior, Value};
 
 use super::lead::{FieldValue, Fields, write_json_string};
@@ -78,7 +78,7 @@ impl Template {
         environment.set_undefined_behavior(UndefinedBehavior::Chainable);
         environment.set_auto_escape_callback(|_| AutoEscape::None);
         environment.set_formatter(move |out, _, value| {
-            let text = if value.is_undefined() || value.is_none() { String::new() } else { value.to_string() };
+            let text = plain(value).unwrap_or_default();
             let escaped = if value.is_safe() { text } else { escape(&text, syntax) };
             out.write_str(&escaped).map_err(minijinja::Error::from)
         });
@@ -166,22 +166,28 @@ fn escape(text: &str, syntax: Syntax) -> String {
     }
 }
 
+/// A value as text; `None` for what is not there.
+fn plain(value: &Value) -> Option<String> {
+    match value.kind() {
+        ValueKind::Undefined | ValueKind::None => None,
+        // The engine writes them as Python does.
+        ValueKind::Bool => Some(value.is_true().to_string()),
+        _ => Some(value.to_string()),
+    }
+}
+
 /// A value with all that makes it JSON: quotes around text, `null` for what is not there.
 fn json(value: &Value) -> String {
     if let Some(nested) = value.downcast_object_ref::<Written>() {
         return nested.0.clone();
     }
-    if value.is_undefined() || value.is_none() {
-        return "null".to_owned();
+    let Some(text) = plain(value) else { return "null".to_owned() };
+    if matches!(value.kind(), ValueKind::Bool | ValueKind::Number) {
+        return text;
     }
-    match value.kind() {
-        minijinja::value::ValueKind::Bool | minijinja::value::ValueKind::Number => value.to_string(),
-        _ => {
-            let mut out = Vec::new();
-            write_json_string(&value.to_string(), &mut out);
-            String::from_utf8_lossy(&out).into_owned()
-        }
-    }
+    let mut out = Vec::with_capacity(text.len() + 2);
+    write_json_string(&text, &mut out);
+    String::from_utf8_lossy(&out).into_owned()
 }
 
 /// An instant in the template's zone, or a calendar date.

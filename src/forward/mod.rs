@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use reqwest::{Client, Request};
+use reqwest::{Client, Method, Request};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -235,9 +235,11 @@ impl Shared {
             }
             error.word()
         })?;
-        let mut request = Request::new(request::method(&buyer.request), url);
+        let method = request::method(&buyer.request);
+        let body = WatchedBody::new(body, method == Method::GET, Arc::clone(progress));
+        let mut request = Request::new(method, url);
         *request.headers_mut() = headers;
-        *request.body_mut() = Some(reqwest::Body::wrap(WatchedBody::new(body, Arc::clone(progress))));
+        *request.body_mut() = Some(reqwest::Body::wrap(body));
         Ok(request)
     }
 

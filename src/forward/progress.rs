@@ -62,6 +62,8 @@ impl Progress {
 #[derive(Debug)]
 pub struct WatchedBody {
     bytes: Option<Bytes>,
+    /// A GET says nothing about the length of what it does not have.
+    is_get: bool,
     progress: Arc<Progress>,
 }
 
@@ -71,10 +73,10 @@ pub struct WatchedBody {
 pub struct CutBeforeFirstByte;
 
 impl WatchedBody {
-    /// A body of exactly these bytes.
+    /// A body of exactly these bytes; none for a GET.
     #[must_use]
-    pub fn new(bytes: Bytes, progress: Arc<Progress>) -> Self {
-        Self { bytes: Some(bytes), progress }
+    pub fn new(bytes: Bytes, is_get: bool, progress: Arc<Progress>) -> Self {
+        Self { bytes: Some(bytes), is_get, progress }
     }
 }
 
@@ -95,7 +97,7 @@ impl Body for WatchedBody {
         match &self.bytes {
             None => true,
             // When it was cut there is one byte more, which never comes: the head is not flushed without it.
-            Some(bytes) => bytes.is_empty() && self.progress.start(),
+            Some(bytes) => bytes.is_empty() && self.progress.start() && self.is_get,
         }
     }
 
@@ -111,6 +113,22 @@ impl Body for WatchedBody {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn f46_an_empty_body_marks_the_start_and_holds_the_head_back_when_it_was_cut() {
+        for is_get in [true, false] {
+            let progress = Arc::<Progress>::default();
+            let body = WatchedBody::new(Bytes::new(), is_get, Arc::clone(&progress));
+            assert!(!progress.is_started(), "it was not asked yet");
+            assert_eq!((body.is_end_stream(), body.size_hint().exact()), (is_get, Some(0)));
+            assert!(progress.is_started() && !progress.cut());
+
+            let progress = Arc::<Progress>::default();
+            let body = WatchedBody::new(Bytes::new(), is_get, Arc::clone(&progress));
+            assert!(progress.cut());
+            assert_eq!((body.is_end_stream(), body.size_hint().exact()), (false, Some(1)));
+        }
+    }
 
     #[test]
     fn f46_start_and_cut_never_both_win() {

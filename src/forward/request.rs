@@ -151,7 +151,7 @@ fn write(shape: &RequestShape, offered: &Offered<'_>, secrets: Secrets) -> Resul
             // A publisher's own field of that name would make two ids of one.
             let fields = fields.filter(|(name, _)| !name.eq_ignore_ascii_case("lead_id"));
             let parts = fields.map(|(name, value)| Part::Value(name, Cow::Borrowed(value)));
-            parts.chain([Part::Value("lead_id", Cow::Owned(text(offered.lead.id)))]).collect()
+            parts.chain([Part::Value("lead_id", Cow::Owned(text(&offered.lead.id)))]).collect()
         }
         Content::Fields(parts) => resolve(parts, offered, secrets),
         Content::Template(template) => return Ok(template.render(values(shape, offered, secrets))?),
@@ -217,19 +217,19 @@ fn value<'a>(source: &'a FieldSource, offered: &'a Offered<'_>, secrets: Secrets
     Some(Cow::Owned(match source {
         FieldSource::Field(field) => return lead.fields.get(field).map(Cow::Borrowed),
         FieldSource::Constant(value) => return Some(Cow::Borrowed(value)),
-        FieldSource::Secret(secret) => text(secrets.text(secret)),
-        FieldSource::LeadId => text(lead.id),
+        FieldSource::Secret(secret) => FieldValue::Text(secrets.text(secret).into()),
+        FieldSource::LeadId => text(&lead.id),
         FieldSource::CampaignId => text(&lead.campaign),
         FieldSource::PublisherId => text(&lead.publisher),
         FieldSource::Price => FieldValue::Number(offered.price.to_string().into()),
-        FieldSource::Currency => text(offered.currency),
-        FieldSource::ReceivedAt => text(lead.received_at),
+        FieldSource::Currency => text(&offered.currency),
+        FieldSource::ReceivedAt => text(&lead.received_at),
         FieldSource::Test if lead.is_test => FieldValue::Number("1".into()),
         FieldSource::Test => return None,
     }))
 }
 
-fn text(value: impl ToString) -> FieldValue {
+fn text(value: &impl ToString) -> FieldValue {
     FieldValue::Text(value.to_string().into())
 }
 
