@@ -152,12 +152,12 @@ impl Trial {
             currency: self.currency,
             permit,
         };
-        let mut forwarded = forwarder.forward_and_trace(order, Some(Arc::clone(&tracer))).await;
-        let late = match forwarded.late.take() {
+        let mut told = forwarder.forward_and_trace(order, Some(Arc::clone(&tracer))).await;
+        let late = match told.late.take() {
             Some(late) => late.await.ok(),
             None => None,
         };
-        let report = Report { buyer: &self.buyer, lead: &self.lead, trace: tracer.seen(), forwarded, late };
+        let report = Report { buyer: &self.buyer, lead: &self.lead, trace: tracer.seen(), forwarded: told, late };
         if args.json {
             println!("{:#}", report.to_json());
         } else {

@@ -217,11 +217,9 @@ fn f55_a_get_has_the_lead_in_its_url_and_nothing_else() {
     let url = |buyer: &Arc<Buyer>, secrets| request::url(buyer, &offered(&lead), secrets).map(|url| url.to_string());
     assert_eq!(url(&buyer, Secrets::Sent).unwrap(), buyer.url.as_str(), "a POST leaves the URL as it is");
 
-    let shape_of = |shape: RequestShape| RequestShape { query: vec![("key".into(), Secret::new("k3y=&"))], ..shape };
-    Arc::get_mut(&mut buyer).unwrap().request = shape_of(shape(
-        BodyFormat::Query,
-        Some(&[("fn", FieldSource::Field("first_name".into())), ("z", FieldSource::Field("zip".into()))]),
-    ));
+    let parts = [("fn", FieldSource::Field("first_name".into())), ("z", FieldSource::Field("zip".into()))];
+    let query = vec![("key".into(), Secret::new("k3y=&"))];
+    Arc::get_mut(&mut buyer).unwrap().request = RequestShape { query, ..shape(BodyFormat::Query, Some(&parts)) };
     let fields = "fn=Zo%C3%AB+%26+Co+%231%0D%0AX%3A+1&z=07030";
     let sent = format!("http://buyer.example/post?campaign=7&src=a%20b&key=k3y%3D%26&{fields}");
     assert_eq!(url(&buyer, Secrets::Sent).unwrap(), sent);
