@@ -16,6 +16,7 @@ mod serve;
 pub mod stress;
 pub mod stub_buyer;
 mod table;
+mod try_buyer;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -83,6 +84,8 @@ enum Command {
     Explain(explain::ExplainArgs),
     /// End attempts that are in doubt: the unit is kept and the sale booked, or given back
     Resolve(resolve::ResolveArgs),
+    /// Send one test lead to one buyer and show what was sent, what came back and how it was read
+    TryBuyer(try_buyer::TryBuyerArgs),
     /// Generate load against a running gateway
     Stress(stress::StressArgs),
     /// Make an API key: prints it once, and its SHA-256 for the routing file
@@ -113,6 +116,7 @@ pub fn run() -> ExitCode {
         Command::Postbacks(command) => postbacks::run(&command),
         Command::Explain(args) => explain::run(&args),
         Command::Resolve(args) => resolve::run(&args),
+        Command::TryBuyer(args) => try_buyer::run(&args),
         Command::Stress(args) => run_stress(args),
         Command::Key => key::run(),
         Command::StubBuyer(args) => run_stub_buyer(args),

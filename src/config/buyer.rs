@@ -26,7 +26,7 @@ const RETURN_DAYS_MAX: u32 = 3_650;
 
 pub(super) fn read(id: &BuyerId, reader: &Reader<'_>, forward: &ForwardConfig, known: &Known) -> Option<Arc<Buyer>> {
     let url = reader.required("url", address::RIGHT).and_then(|item| {
-        let hint = "a URL without them, and the secret in [buyer.request] headers";
+        let hint = "a URL without them, and the secret in [buyer.request] headers or basic";
         address::url(item, forward, "forward", hint)
     });
     let zone_item = reader.item("timezone");
@@ -51,7 +51,7 @@ pub(super) fn read(id: &BuyerId, reader: &Reader<'_>, forward: &ForwardConfig, k
     let caps = caps::read_all(reader, known);
     let filter = reader.table("filter").map(|table| matching::filter(table, known)).unwrap_or_default();
     let hours: Vec<_> = reader.tables("hours").into_iter().map(matching::hours).collect();
-    let request = request::read(reader.table("request"));
+    let request = request::read(reader.table("request"), timezone.as_ref());
     let answer = answer::read(reader.table("answer"));
     let keys = publisher::keys(reader);
     let returns = return_terms(reader, !keys.is_empty());

@@ -9,6 +9,7 @@ use super::env::Environment;
 use super::problem::{Problem, Problems, Severity};
 use super::secret;
 use super::tree::{Entry, Node, Place, Table, Value};
+use crate::domain::lead::FieldValue;
 use crate::domain::money::Micros;
 use crate::domain::routing::Secret;
 
@@ -246,6 +247,25 @@ impl<'a> Item<'a> {
     pub(super) fn is_unset_variable(&self) -> bool {
         let (Value::Text(text) | Value::Loose(text)) = &self.node.value else { return false };
         text.strip_prefix("env:").is_some_and(|name| self.desk.env.get(name).is_none_or(|value| value.is_empty()))
+    }
+
+    /// Is it a table?
+    pub(super) fn is_table(&self) -> bool {
+        matches!(self.node.value, Value::Table(_))
+    }
+
+    /// Is it a list?
+    pub(super) fn is_list(&self) -> bool {
+        matches!(self.node.value, Value::List(_))
+    }
+
+    /// The number, true or false that stands here and is meant as it is.
+    pub(super) fn constant(&self) -> Option<FieldValue> {
+        match &self.node.value {
+            Value::Integer(number) => Some(FieldValue::Number(number.to_string().into())),
+            Value::Bool(flag) => Some(FieldValue::Bool(*flag)),
+            _ => None,
+        }
     }
 
     /// A whole number, any.

@@ -14,5 +14,7 @@ pub mod place;
 pub mod pointer;
 pub mod routing;
 pub mod signature;
+pub mod template;
 pub mod window;
 pub mod words;
+pub mod xml;

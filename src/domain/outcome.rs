@@ -25,7 +25,8 @@ pub enum Outcome {
     },
     /// Certainly never reached the buyer: refused, TLS or DNS failed, or no connection in time.
     Unsent {
-        /// A fixed word: `connect`, `dns`, `tls`, `connect_timeout`, `address_refused`, `illegal_header`.
+        /// A fixed word: `connect`, `dns`, `tls`, `connect_timeout`, `address_refused`, `illegal_header`,
+        /// `illegal_body`, `body_too_large`, `url_too_long`.
         reason: &'static str,
     },
     /// May have reached the buyer; its answer is unknown.

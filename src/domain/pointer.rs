@@ -20,6 +20,14 @@ impl<'a> Document<'a> {
         serde_json::from_str(text.strip_prefix('\u{feff}').unwrap_or(text)).ok().map(Self)
     }
 
+    /// Are the bytes one JSON value?
+    ///
+    /// # Errors
+    /// What is wrong, and where; nothing of the text.
+    pub fn check(bytes: &[u8]) -> Result<(), serde_json::Error> {
+        serde_json::from_slice::<&RawValue>(bytes).map(drop)
+    }
+
     /// The text of the scalar behind a pointer: a string unescaped, a number digit for digit, `true` or `false`. `None`
     /// for what is not there, null, objects and lists.
     #[must_use]

@@ -10,8 +10,10 @@ use jiff::tz::TimeZone;
 
 use super::cap::Cap;
 use super::id::{BuyerId, CampaignId, PublisherId};
+use super::lead::FieldValue;
 use super::money::{Currency, Micros, Payout};
 use super::signature::SigningKey;
+use super::template::Template;
 
 /// One whole routing file, checked.
 #[derive(Debug)]
@@ -228,13 +230,18 @@ pub struct Hours {
     pub to: jiff::civil::Time,
 }
 
-/// Body format of a forward.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// How the fields of a forward are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum BodyFormat {
-    /// `application/json`
+    /// POST of `application/json`
+    #[default]
     Json,
-    /// `application/x-www-form-urlencoded`
+    /// POST of `application/x-www-form-urlencoded`
     Form,
+    /// POST of `application/xml`
+    Xml,
+    /// GET with the fields in the URL and no body. It hands a lead over like any POST: it is never sent twice.
+    Query,
 }
 
 /// Where the value of a mapped field comes from.
@@ -248,35 +255,105 @@ pub enum FieldSource {
     CampaignId,
     /// `$publisher_id`
     PublisherId,
+    /// `$price`: what the offer asks.
+    Price,
+    /// `$currency`
+    Currency,
+    /// `$received_at`: RFC 3339, UTC.
+    ReceivedAt,
+    /// `$test`: 1 for a test lead, left out for a real one.
+    Test,
+    /// `=text`, a number, true or false: the same for each lead.
+    Constant(FieldValue),
+    /// `env:NAME` or `file:PATH`: the same for each lead, and never shown.
+    Secret(Secret),
+}
+
+/// One name at the buyer and what stands there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FieldPart {
+    /// A value.
+    Value(String, FieldSource),
+    /// Names below a name, in JSON and XML.
+    Group(String, Vec<FieldPart>),
+}
+
+/// What a forward says.
+#[derive(Debug, Clone, Default)]
+pub enum Content {
+    /// All fields of the lead, and `lead_id`.
+    #[default]
+    AllFields,
+    /// These, in file order.
+    Fields(Vec<FieldPart>),
+    /// What this makes of the lead.
+    Template(Arc<Template>),
 }
 
 /// How a lead is written for a buyer.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct RequestShape {
-    /// Body format.
+    /// See [`BodyFormat`].
     pub format: BodyFormat,
+    /// Instead of the format's own.
+    pub content_type: Option<http::HeaderValue>,
     /// Extra headers; values may be secrets. Names and values were checked to be legal.
     pub headers: Vec<(http::HeaderName, Secret)>,
+    /// Added to the URL's query; values may be secrets.
+    pub query: Vec<(String, Secret)>,
     /// Present: each forward carries a Standard Webhooks signature.
     pub signing: Option<SigningKey>,
-    /// Name at the buyer and source, in file order; absent: all lead fields and `lead_id`.
-    pub fields: Option<Vec<(String, FieldSource)>>,
+    /// See [`Content`].
+    pub content: Content,
+    /// Secrets that a template may name.
+    pub secrets: Vec<(String, Secret)>,
+    /// Name of the outermost element of XML that is made of fields.
+    pub xml_root: Option<String>,
 }
 
 /// One way to recognise an answer.
 #[derive(Debug, Clone)]
 pub enum AnswerRule {
-    /// A JSON pointer whose value (as text, without case) is one of these.
+    /// A path whose value (as text, without case) is one of these.
     Path {
-        /// RFC 6901.
+        /// RFC 6901 in JSON, names of elements in XML.
         pointer: String,
         /// Values that match.
         values: Vec<String>,
+    },
+    /// A path whose value matches.
+    PathMatches {
+        /// As above.
+        pointer: String,
+        /// Anywhere in the value.
+        regex: regex::Regex,
     },
     /// One of these HTTP statuses.
     Status(Vec<u16>),
     /// The body as text matches.
     BodyMatches(regex::Regex),
+    /// The first of these that matches.
+    AnyOf(Vec<AnswerRule>),
+}
+
+impl AnswerRule {
+    /// The rules that this one is made of: itself, or those of a list.
+    #[must_use]
+    pub fn parts(&self) -> &[Self] {
+        match self {
+            Self::AnyOf(rules) => rules,
+            rule => std::slice::from_ref(rule),
+        }
+    }
+}
+
+/// Where an answer says a thing.
+#[derive(Debug, Clone)]
+pub enum AnswerText {
+    /// A JSON pointer, or names of elements in XML.
+    Path(String),
+    /// The first group of a regular expression on the body as text.
+    Capture(regex::Regex),
 }
 
 /// How a buyer's answer is read.
@@ -288,12 +365,12 @@ pub struct AnswerRules {
     pub duplicate: Option<AnswerRule>,
     /// How a 5xx is read.
     pub on_5xx: On5xx,
-    /// JSON pointer of the price.
-    pub price: Option<String>,
-    /// JSON pointer of the reason of a refusal.
-    pub reason: Option<String>,
-    /// JSON pointer of the redirect URL.
-    pub redirect_url: Option<String>,
+    /// Where the price is.
+    pub price: Option<AnswerText>,
+    /// Where the reason of a refusal is.
+    pub reason: Option<AnswerText>,
+    /// Where the redirect URL is.
+    pub redirect_url: Option<AnswerText>,
     /// Whether the file had an `answer` table; `check` warns when not.
     pub is_explicit: bool,
 }

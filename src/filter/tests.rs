@@ -11,8 +11,8 @@ use crate::domain::id::{LeadId, PublisherId};
 use crate::domain::lead::{FieldValue, Fields};
 use crate::domain::money::{Currency, Micros};
 use crate::domain::routing::{
-    AnswerRule, AnswerRules, BodyFormat, Buyer, BuyerFilter, CandidateOrder, FieldRule, Hours, On5xx, OnCrash,
-    OnTimeout, RequestShape, ReturnTerms, ZipPattern,
+    AnswerRule, AnswerRules, Buyer, BuyerFilter, CandidateOrder, FieldRule, Hours, On5xx, OnCrash, OnTimeout,
+    RequestShape, ReturnTerms, ZipPattern,
 };
 
 mod reference;
@@ -31,7 +31,7 @@ fn buyer(id: &str, filter: BuyerFilter) -> Buyer {
         caps: Vec::new(),
         filter,
         hours: Vec::new(),
-        request: RequestShape { format: BodyFormat::Json, headers: Vec::new(), signing: None, fields: None },
+        request: RequestShape::default(),
         answer: AnswerRules {
             accepted: AnswerRule::Status(vec![200]),
             duplicate: None,

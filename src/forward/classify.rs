@@ -6,13 +6,14 @@ use http::HeaderMap;
 use http::header::{CONTENT_ENCODING, RETRY_AFTER};
 use jiff::Timestamp;
 
+use super::decode::decode;
 use super::rest::REST_MAX_S;
 use crate::domain::lead::Fields;
 use crate::domain::money::Micros;
 use crate::domain::outcome::{Acceptance, Outcome};
-use crate::domain::pointer::Document;
-use crate::domain::routing::{AnswerRule, AnswerRules, On5xx};
+use crate::domain::routing::{AnswerRule, AnswerRules, AnswerText, On5xx};
 use crate::domain::words::without_values;
+use crate::domain::{pointer, xml};
 
 /// Longest part of a buyer's own words that is kept, in characters.
 pub const REASON_CHARS_MAX: usize = 200;
@@ -31,34 +32,59 @@ pub struct Answer<'a> {
 }
 
 /// The body, as far as rules can look into it.
-struct Readable<'a> {
+pub(super) struct Readable<'a> {
     text: Option<Cow<'a, str>>,
-    json: Option<Document<'a>>,
+    xml: Option<xml::Document<'a>>,
 }
 
 impl<'a> Readable<'a> {
-    fn new(answer: &Answer<'a>) -> Self {
+    pub(super) fn new(answer: &Answer<'a>) -> Self {
         // Compression was not asked for; what came all the same is not unpacked, since a few bytes may hide gigabytes (F49).
         let is_encoded =
             answer.headers.get_all(CONTENT_ENCODING).iter().any(|v| !v.as_bytes().eq_ignore_ascii_case(b"identity"));
         if is_encoded {
-            return Self { text: None, json: None };
+            return Self { text: None, xml: None };
         }
-        Self { text: Some(String::from_utf8_lossy(answer.body)), json: Document::read(answer.body) }
+        let text = decode(answer.body);
+        // The header is not asked: XML is sent as text/html, and JSON as text/plain.
+        let xml = if text.trim_start().starts_with('<') { xml::Document::read(text.clone()) } else { None };
+        Self { text: Some(text), xml }
     }
 
-    fn at(&self, pointer: Option<&String>) -> Option<Cow<'a, str>> {
-        self.json?.text(pointer?)
+    /// What the body was taken for.
+    pub(super) fn kind(&self) -> &'static str {
+        match (&self.text, &self.xml) {
+            (None, _) => "compressed",
+            (_, Some(_)) => "XML",
+            (Some(text), None) if pointer::Document::read(text.as_bytes()).is_some() => "JSON",
+            (Some(_), None) => "text",
+        }
+    }
+
+    pub(super) fn at(&self, path: &str) -> Option<String> {
+        match &self.xml {
+            Some(document) => document.text(path).map(|text| text.trim().to_owned()),
+            None => pointer::Document::read(self.text.as_ref()?.as_bytes())?.text(path).map(Cow::into_owned),
+        }
+    }
+
+    pub(super) fn say(&self, text: Option<&AnswerText>) -> Option<String> {
+        match text? {
+            AnswerText::Path(path) => self.at(path),
+            AnswerText::Capture(regex) => Some(regex.captures(self.text.as_ref()?)?.get(1)?.as_str().to_owned()),
+        }
     }
 
     fn matches(&self, rule: &AnswerRule, status: u16) -> bool {
         match rule {
             AnswerRule::Status(statuses) => statuses.contains(&status),
             AnswerRule::BodyMatches(regex) => self.text.as_ref().is_some_and(|text| regex.is_match(text)),
-            AnswerRule::Path { pointer, values } => self.at(Some(pointer)).is_some_and(|text| {
+            AnswerRule::Path { pointer, values } => self.at(pointer).is_some_and(|text| {
                 let text = text.to_lowercase();
                 values.iter().any(|value| value.to_lowercase() == text)
             }),
+            AnswerRule::PathMatches { pointer, regex } => self.at(pointer).is_some_and(|text| regex.is_match(&text)),
+            AnswerRule::AnyOf(rules) => rules.iter().any(|rule| self.matches(rule, status)),
         }
     }
 
@@ -67,7 +93,36 @@ impl<'a> Readable<'a> {
         match rule {
             AnswerRule::Status(_) => true,
             AnswerRule::BodyMatches(_) => self.text.is_some(),
-            AnswerRule::Path { pointer, .. } => self.at(Some(pointer)).is_some(),
+            AnswerRule::Path { pointer, .. } | AnswerRule::PathMatches { pointer, .. } => self.at(pointer).is_some(),
+            AnswerRule::AnyOf(rules) => rules.iter().any(|rule| self.answers(rule)),
+        }
+    }
+}
+
+/// The rules that an answer matches.
+pub(super) struct Matched<'r> {
+    pub(super) accepted: Option<&'r AnswerRule>,
+    pub(super) duplicate: Option<&'r AnswerRule>,
+}
+
+impl<'r> Matched<'r> {
+    pub(super) fn by(body: &Readable<'_>, status: u16, rules: &'r AnswerRules) -> Self {
+        let is_success = (200..300).contains(&status);
+        // What a body says counts in a 2xx only.
+        let may_accept = |rule: &&AnswerRule| is_success || matches!(rule, AnswerRule::Status(_));
+        let accepts = |rule: &&AnswerRule| may_accept(rule) && body.matches(rule, status);
+        let duplicates = |rule: &&AnswerRule| body.matches(rule, status);
+        Self {
+            accepted: rules.accepted.parts().iter().find(accepts),
+            duplicate: rules.duplicate.iter().flat_map(AnswerRule::parts).find(duplicates),
+        }
+    }
+
+    /// A sale? A status is the less exact word: where only that says yes and a duplicate is told too, the duplicate counts.
+    pub(super) fn is_sale(&self) -> bool {
+        match (self.accepted, self.duplicate) {
+            (None, _) | (Some(AnswerRule::Status(_)), Some(_)) => false,
+            (Some(_), _) => true,
         }
     }
 }
@@ -81,23 +136,21 @@ pub fn classify(answer: &Answer<'_>, rules: &AnswerRules, sent: &Fields, now: Ti
     let status = answer.status;
     let body = Readable::new(answer);
     let is_success = (200..300).contains(&status);
-    let accepts_by_status = matches!(rules.accepted, AnswerRule::Status(_));
-    let is_accepted = (is_success || accepts_by_status) && body.matches(&rules.accepted, status);
-    let is_duplicate = rules.duplicate.as_ref().is_some_and(|rule| body.matches(rule, status));
-
-    if is_accepted && !(accepts_by_status && is_duplicate) {
+    let matched = Matched::by(&body, status, rules);
+    if matched.is_sale() {
         return Outcome::Accepted(Acceptance {
             http_status: status,
-            price: body.at(rules.price.as_ref()).and_then(|text| Micros::read_number(text.trim())),
-            redirect_url: body.at(rules.redirect_url.as_ref()).and_then(|text| web_address(&text)),
+            price: body.say(rules.price.as_ref()).and_then(|text| Micros::read_number(text.trim())),
+            redirect_url: body.say(rules.redirect_url.as_ref()).and_then(|text| web_address(&text)),
         });
     }
+    let is_duplicate = matched.duplicate.is_some();
     let is_failure = (500..600).contains(&status);
     if is_failure && !is_duplicate && rules.on_5xx == On5xx::InDoubt {
         return Outcome::InDoubt { reason: "http_5xx", http_status: Some(status) };
     }
     // Masked before they are cut, so that no half of a value is left at the end.
-    let words = body.at(rules.reason.as_ref()).and_then(|text| own_words(&without_values(&bounded(&text), sent)));
+    let words = body.say(rules.reason.as_ref()).and_then(|text| own_words(&without_values(&bounded(&text), sent)));
     let reason = if is_duplicate {
         words.unwrap_or_else(|| "duplicate".to_owned())
     } else if is_success {
@@ -149,198 +202,4 @@ fn web_address(text: &str) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use http::{HeaderName, HeaderValue};
-
-    use super::*;
-
-    fn path(pointer: &str, values: &[&str]) -> AnswerRule {
-        AnswerRule::Path { pointer: pointer.into(), values: values.iter().map(|v| (*v).to_owned()).collect() }
-    }
-
-    fn rules() -> AnswerRules {
-        AnswerRules {
-            accepted: path("/status", &["accepted", "ok"]),
-            duplicate: Some(path("/status", &["duplicate"])),
-            on_5xx: On5xx::Declined,
-            price: Some("/price".into()),
-            reason: Some("/reason".into()),
-            redirect_url: Some("/redirect".into()),
-            is_explicit: true,
-        }
-    }
-
-    fn now() -> Timestamp {
-        "2026-03-08T12:00:00Z".parse().unwrap()
-    }
-
-    fn read_with(status: u16, headers: &[(&'static str, &'static str)], body: &str, rules: &AnswerRules) -> Outcome {
-        let headers: HeaderMap = headers
-            .iter()
-            .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)))
-            .collect();
-        classify(&Answer { status, headers: &headers, body: body.as_bytes() }, rules, &Fields::default(), now())
-    }
-
-    fn read(status: u16, body: &str) -> Outcome {
-        read_with(status, &[], body, &rules())
-    }
-
-    fn declined(http_status: u16, reason: &str) -> Outcome {
-        Outcome::Declined { http_status, reason: reason.into(), is_duplicate: false, rest_s: None }
-    }
-
-    fn accepted(http_status: u16) -> Outcome {
-        Outcome::Accepted(Acceptance { http_status, ..Acceptance::default() })
-    }
-
-    #[test]
-    fn f52_only_what_accepted_matches_is_a_sale() {
-        assert_eq!(read(200, r#"{"status":"accepted"}"#), accepted(200));
-        assert_eq!(read(201, r#"{"status":"OK","more":[1]}"#), accepted(201));
-        for (status, body, reason) in [
-            (200, r#"{"status":"rejected"}"#, "declined"),
-            (200, r#"{"status":"rejected","reason":"not interested"}"#, "not interested"),
-            (200, r#"{"status":true}"#, "declined"),
-            (200, r#"{"result":"accepted"}"#, "unreadable_answer"),
-            (200, r#"["accepted"]"#, "unreadable_answer"),
-            (200, "accepted", "unreadable_answer"),
-            (200, "", "unreadable_answer"),
-            (204, "", "unreadable_answer"),
-            (200, r#"{"status":"accepted""#, "unreadable_answer"),
-            (101, "", "http_101"),
-            (301, r#"{"status":"accepted"}"#, "http_301"),
-            (302, r#"{"status":"accepted","reason":"moved"}"#, "http_302"),
-            (400, r#"{"status":"accepted"}"#, "http_400"),
-            (422, r#"{"reason":"bad zip"}"#, "bad zip"),
-            (500, r#"{"status":"accepted","reason":"words"}"#, "http_500"),
-            (503, "", "http_503"),
-        ] {
-            assert_eq!(read(status, body), declined(status, reason), "{status} {body}");
-        }
-    }
-
-    #[test]
-    fn f52_statuses_and_texts_can_be_rules() {
-        let by_status = AnswerRules { accepted: AnswerRule::Status(vec![201, 302]), ..rules() };
-        assert_eq!(read_with(201, &[], "", &by_status), accepted(201));
-        assert_eq!(read_with(302, &[], "", &by_status), accepted(302));
-        assert_eq!(read_with(200, &[], "", &by_status), declined(200, "declined"));
-        let duplicate = read_with(201, &[], r#"{"status":"duplicate"}"#, &by_status);
-        assert!(matches!(duplicate, Outcome::Declined { is_duplicate: true, .. }), "{duplicate:?}");
-
-        let by_text =
-            AnswerRules { accepted: AnswerRule::BodyMatches(regex::Regex::new("^Success").unwrap()), ..rules() };
-        assert_eq!(read_with(200, &[], "Success: 17", &by_text), accepted(200));
-        assert_eq!(read_with(200, &[], "Failure", &by_text), declined(200, "declined"));
-        assert_eq!(read_with(404, &[], "Success", &by_text), declined(404, "http_404"));
-    }
-
-    #[test]
-    fn f52_a_5xx_is_in_doubt_where_the_buyer_is_set_so() {
-        let doubting = AnswerRules { on_5xx: On5xx::InDoubt, ..rules() };
-        let doubt = Outcome::InDoubt { reason: "http_5xx", http_status: Some(500) };
-        assert_eq!(read_with(500, &[], r#"{"status":"accepted"}"#, &doubting), doubt);
-        assert_eq!(read_with(404, &[], "", &doubting), declined(404, "http_404"));
-        let duplicate = read_with(500, &[], r#"{"status":"duplicate"}"#, &doubting);
-        assert!(matches!(duplicate, Outcome::Declined { is_duplicate: true, .. }), "{duplicate:?}");
-    }
-
-    #[test]
-    fn a_duplicate_is_a_refusal_of_its_own() {
-        for (status, body, reason) in [
-            (200, r#"{"status":"duplicate"}"#, "duplicate"),
-            (409, r#"{"status":"Duplicate","reason":"seen in May"}"#, "seen in May"),
-        ] {
-            let expected =
-                Outcome::Declined { http_status: status, reason: reason.into(), is_duplicate: true, rest_s: None };
-            assert_eq!(read(status, body), expected);
-        }
-    }
-
-    #[test]
-    fn f49_a_compressed_answer_is_not_unpacked() {
-        let body = r#"{"status":"accepted"}"#;
-        for coding in ["gzip", "br", "identity, gzip"] {
-            let outcome = read_with(200, &[("content-encoding", coding)], body, &rules());
-            assert_eq!(outcome, declined(200, "unreadable_answer"), "{coding}");
-        }
-        assert_eq!(read_with(200, &[("content-encoding", "Identity")], body, &rules()), accepted(200));
-    }
-
-    #[test]
-    fn p6_the_price_of_an_answer_is_read_digit_by_digit() {
-        for (price, micros) in [
-            ("12.50", Some(12_500_000)),
-            ("0.1", Some(100_000)),
-            ("1234567890.123456", Some(1_234_567_890_123_456)),
-            (r#""7.25""#, Some(7_250_000)),
-            (r#"" 7 ""#, Some(7_000_000)),
-            ("0", Some(0)),
-            ("-1", None),
-            ("1e3", Some(1_000_000_000)),
-            ("0.1234567", Some(123_456)),
-            ("99999999999999999999", Some(i64::MAX)),
-            (r#""free""#, None),
-            ("null", None),
-            ("[5]", None),
-        ] {
-            let outcome = read(200, &format!(r#"{{"status":"ok","price":{price}}}"#));
-            let Outcome::Accepted(terms) = outcome else { panic!("{outcome:?}") };
-            assert_eq!(terms.price, micros.map(Micros), "{price}");
-        }
-    }
-
-    #[test]
-    fn only_web_addresses_are_passed_on() {
-        for (url, kept) in [
-            ("https://buyer.example/thanks?id=1", Some("https://buyer.example/thanks?id=1")),
-            ("http://buyer.example", Some("http://buyer.example/")),
-            ("javascript:alert(1)", None),
-            ("data:text/html,x", None),
-            ("/thanks", None),
-            ("", None),
-        ] {
-            let outcome = read(200, &format!(r#"{{"status":"ok","redirect":"{url}"}}"#));
-            let Outcome::Accepted(terms) = outcome else { panic!("{outcome:?}") };
-            assert_eq!(terms.redirect_url.as_deref(), kept, "{url}");
-        }
-        let long =
-            format!(r#"{{"status":"ok","redirect":"https://b.example/{}"}}"#, "x".repeat(REDIRECT_URL_BYTES_MAX));
-        assert_eq!(read(200, &long), accepted(200));
-    }
-
-    #[test]
-    fn a_buyers_words_are_cut_and_cleaned() {
-        let long = "ä".repeat(300);
-        assert_eq!(read(200, &format!(r#"{{"status":"no","reason":"{long}"}}"#)), declined(200, &"ä".repeat(200)));
-        let dirty = r#"{"status":"no","reason":"\u001b[31mno\r\n\u0000way\u0085 "}"#;
-        assert_eq!(read(200, dirty), declined(200, "[31mnoway"));
-        assert_eq!(read(200, r#"{"status":"no","reason":" \n "}"#), declined(200, "declined"));
-    }
-
-    #[test]
-    fn retry_after_rests_by_seconds_or_date() {
-        let rest_of = |status, value: &'static str| {
-            let headers = HeaderMap::from_iter([(RETRY_AFTER, HeaderValue::from_static(value))]);
-            rest_s(status, &headers, now())
-        };
-        for (value, seconds) in [
-            ("30", Some(30)),
-            ("0", Some(0)),
-            ("999999999999999999999", Some(REST_MAX_S)),
-            ("86400", Some(REST_MAX_S)),
-            ("Sun, 08 Mar 2026 12:01:30 GMT", Some(90)),
-            ("Sun, 08 Mar 2026 11:00:00 GMT", Some(0)),
-            ("soon", None),
-            ("-5", None),
-            ("", None),
-        ] {
-            assert_eq!(rest_of(429, value), seconds, "{value}");
-            assert_eq!(rest_of(503, value), seconds, "{value}");
-            assert_eq!(rest_of(500, value), None, "{value}");
-        }
-        let outcome = read_with(429, &[("retry-after", "7")], "", &rules());
-        assert!(matches!(outcome, Outcome::Declined { rest_s: Some(7), .. }), "{outcome:?}");
-    }
-}
+mod tests;

@@ -9,6 +9,7 @@ use reqwest::{Client, Request, Response};
 use super::classify::{Answer, classify, rest_s};
 use super::progress::Progress;
 use super::resolve::ResolveError;
+use super::trace::Tracer;
 use crate::clock::Clock;
 use crate::domain::lead::Fields;
 use crate::domain::outcome::Outcome;
@@ -29,17 +30,26 @@ impl From<Outcome> for Exchanged {
     }
 }
 
-/// Sends `request` once and reads its answer to the last byte, at most `answer_bytes_max` of it. `sent` is what the request
-/// says of the lead. Errors of the client hold
-/// URLs, which may hold secrets: they are looked at here and never leave (P9).
+/// How an answer is to be read.
+#[derive(Debug, Clone, Copy)]
+pub struct Expected<'a> {
+    /// The buyer's rules.
+    pub rules: &'a AnswerRules,
+    /// What the request says of the lead.
+    pub sent: &'a Fields,
+    /// Most bytes of its body.
+    pub bytes_max: usize,
+}
+
+/// Sends `request` once and reads its answer to the last byte. Errors of the client hold URLs, which may hold secrets: they are
+/// looked at here and never leave (P9).
 pub async fn exchange(
     client: &Client,
     request: Request,
     progress: &Progress,
-    rules: &AnswerRules,
-    sent: &Fields,
-    answer_bytes_max: usize,
+    expected: &Expected<'_>,
     clock: &dyn Clock,
+    tracer: Option<&Tracer>,
 ) -> Exchanged {
     let is_https = request.url().scheme() == "https";
     let mut response = match client.execute(request).await {
@@ -49,11 +59,17 @@ pub async fn exchange(
     let status = response.status().as_u16();
     progress.head(status);
     let headers = std::mem::take(response.headers_mut());
-    match read_body(response, answer_bytes_max).await {
+    if let Some(tracer) = tracer {
+        tracer.head(status, &headers);
+    }
+    match read_body(response, expected.bytes_max).await {
         Ok(body) => {
+            if let Some(tracer) = tracer {
+                tracer.body(&body);
+            }
             let now = clock.now();
             let answer = Answer { status, headers: &headers, body: &body };
-            Exchanged { outcome: classify(&answer, rules, sent, now), rest_s: rest_s(status, &headers, now) }
+            Exchanged { outcome: classify(&answer, expected.rules, expected.sent, now), rest_s: rest_s(status, &headers, now) }
         }
         // It was not answered in full: whatever its head said, nobody knows what the rest would have been.
         Err(reason) => Outcome::InDoubt { reason, http_status: Some(status) }.into(),

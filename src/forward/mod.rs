@@ -6,6 +6,7 @@
 pub mod bulkhead;
 pub mod classify;
 mod client;
+mod decode;
 mod exchange;
 pub mod guard;
 mod notify;
@@ -13,6 +14,7 @@ mod progress;
 pub mod request;
 mod resolve;
 mod rest;
+pub mod trace;
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -30,14 +32,18 @@ pub use self::notify::{NOTIFY_TIMEOUT, Notified};
 use self::bulkhead::Bulkhead;
 use self::exchange::{Exchanged, exchange};
 use self::progress::{Progress, WatchedBody};
+use self::request::{BadMessage, Offered, Secrets};
 use self::resolve::GuardedResolver;
 use self::rest::Rests;
+use self::trace::Tracer;
 use crate::clock::SharedClock;
 use crate::config::ForwardConfig;
 use crate::domain::id::BuyerId;
 use crate::domain::lead::Lead;
+use crate::domain::money::{Currency, Micros};
 use crate::domain::outcome::Outcome;
 use crate::domain::routing::Buyer;
+use crate::telemetry::log::Throttled;
 
 /// A deadline noticed this much too late was slept through.
 const OVERSLEPT: Duration = Duration::from_millis(50);
@@ -51,6 +57,10 @@ pub struct ForwardOrder {
     pub buyer: Arc<Buyer>,
     /// What.
     pub lead: Arc<Lead>,
+    /// What the offer asks, for buyers that want to be told.
+    pub price: Micros,
+    /// Of the price.
+    pub currency: Currency,
     /// The forward's place among those of the buyer, from [`Forwarder::enter`]; kept until the last byte is read.
     pub permit: InFlight,
 }
@@ -81,6 +91,7 @@ struct Shared {
     allow_private_addresses: bool,
     bulkhead: Bulkhead,
     rests: Rests,
+    lines: Throttled,
 }
 
 impl std::fmt::Debug for Forwarder {
@@ -109,6 +120,7 @@ impl Forwarder {
         Ok(Self(Arc::new(Shared {
             client: client::build(resolver)?,
             rests: Rests::new(Arc::clone(&clock)),
+            lines: Throttled::new(Arc::clone(&clock)),
             clock,
             late_answer: config.late_answer,
             answer_bytes_max: config.answer_bytes_max,
@@ -138,11 +150,16 @@ impl Forwarder {
     /// Posts the lead to the buyer, once, and reads the answer until the buyer's time-out. After it the answer is read on in
     /// the background and arrives in [`Forwarded::late`] (F46). Dropping this future stops nothing.
     pub async fn forward(&self, order: ForwardOrder) -> Forwarded {
+        self.forward_and_trace(order, None).await
+    }
+
+    /// The same, and the tracer learns what was sent and what came back.
+    pub async fn forward_and_trace(&self, order: ForwardOrder, tracer: Option<Arc<Tracer>>) -> Forwarded {
         let sent_at = self.0.clock.now();
         let began = Instant::now();
         let progress = Arc::new(Progress::default());
         let (tell, told) = oneshot::channel();
-        tokio::spawn(Arc::clone(&self.0).run(order, Arc::clone(&progress), began, tell));
+        tokio::spawn(Arc::clone(&self.0).run(order, Arc::clone(&progress), began, tell, tracer));
         // The task ends without a word only when the runtime goes down.
         let (outcome, late) = told.await.unwrap_or_else(|_| (ended_early(&progress), None));
         Forwarded { outcome, sent_at, duration: began.elapsed(), late }
@@ -156,17 +173,19 @@ impl Shared {
         progress: Arc<Progress>,
         began: Instant,
         tell: oneshot::Sender<Told>,
+        tracer: Option<Arc<Tracer>>,
     ) {
-        let ForwardOrder { buyer, lead, permit: _held_to_the_end } = order;
-        let request = match self.request(&buyer, &lead, &progress) {
+        let ForwardOrder { buyer, lead, price, currency, permit: _held_to_the_end } = order;
+        let offered = Offered { lead: &lead, price, currency };
+        let request = match self.request(&buyer, &offered, &progress, tracer.as_deref()) {
             Ok(request) => request,
             Err(reason) => {
                 let _ = tell.send((Outcome::Unsent { reason }, None));
                 return;
             }
         };
-        let bytes_max = self.answer_bytes_max;
-        let call = exchange(&self.client, request, &progress, &buyer.answer, &lead.fields, bytes_max, &*self.clock);
+        let expected = Expected { rules: &buyer.answer, sent: &lead.fields, bytes_max: self.answer_bytes_max };
+        let call = exchange(&self.client, request, &progress, &expected, &*self.clock, tracer.as_deref());
         let mut call = std::pin::pin!(call);
 
         // A caller that left has no use for the word; sending to it fails, and nothing is lost by that.
@@ -188,20 +207,40 @@ impl Shared {
         let _ = tell_late.send(outcome);
     }
 
-    fn request(&self, buyer: &Buyer, lead: &Lead, progress: &Arc<Progress>) -> Result<Request, &'static str> {
+    fn request(
+        &self,
+        buyer: &Buyer,
+        offered: &Offered<'_>,
+        progress: &Arc<Progress>,
+        tracer: Option<&Tracer>,
+    ) -> Result<Request, &'static str> {
         // A host that is an address never meets the resolver and its guard (F51).
         if !self.allow_private_addresses && guard::literal(&buyer.url).is_some_and(|address| !guard::is_public(address))
         {
             return Err("address_refused");
         }
-        let body = request::body(&buyer.request, lead);
-        let headers = request::headers(&buyer.request, lead, &body, self.clock.now()).map_err(|error| {
-            tracing::error!(buyer = %buyer.id, header = %error.0, "a configured header cannot be sent");
-            "illegal_header"
+        let write = || {
+            let url = request::url(buyer, offered, Secrets::Sent)?;
+            let body = request::body(&buyer.request, offered, Secrets::Sent)?;
+            let headers = request::headers(&buyer.request, offered.lead, &body, self.clock.now())?;
+            if let Some(tracer) = tracer {
+                tracer.request(buyer, offered, &headers)?;
+            }
+            Ok((url, headers, body))
+        };
+        let (url, headers, body) = write().map_err(|error: BadMessage| {
+            // Every lead may fail in the same way (F92).
+            if let Some(suppressed) = self.lines.check(buyer.id.as_str().to_owned()) {
+                let (buyer, lead) = (&buyer.id, offered.lead.id);
+                tracing::error!(%buyer, %lead, %error, suppressed, "a lead cannot be written for this buyer");
+            }
+            error.word()
         })?;
-        let mut request = Request::new(Method::POST, buyer.url.clone());
+        let method = request::method(&buyer.request);
+        let body = WatchedBody::new(body, method == Method::GET, Arc::clone(progress));
+        let mut request = Request::new(method, url);
         *request.headers_mut() = headers;
-        *request.body_mut() = Some(reqwest::Body::wrap(WatchedBody::new(body, Arc::clone(progress))));
+        *request.body_mut() = Some(reqwest::Body::wrap(body));
         Ok(request)
     }
 

@@ -37,6 +37,11 @@ impl Progress {
         self.state.load(Ordering::Acquire) == STARTED
     }
 
+    /// Was it made sure that nothing leaves?
+    pub fn is_cut(&self) -> bool {
+        self.state.load(Ordering::Acquire) == CUT
+    }
+
     /// Notes the status of the answer's head.
     pub fn head(&self, http_status: u16) {
         self.http_status.store(http_status, Ordering::Release);
@@ -52,10 +57,13 @@ impl Progress {
 }
 
 /// The body of a forward. HTTP asks for it when the connection stands (TLS included) and the head lies in the buffer, just
-/// before anything is flushed: the first moment at which the lead may leave.
+/// before anything is flushed: the first moment at which the lead may leave. An empty body (a GET has the lead in its URL) is
+/// never asked for, but whether it is at its end is asked just before the head is written.
 #[derive(Debug)]
 pub struct WatchedBody {
     bytes: Option<Bytes>,
+    /// A GET says nothing about the length of what it does not have.
+    is_get: bool,
     progress: Arc<Progress>,
 }
 
@@ -65,14 +73,10 @@ pub struct WatchedBody {
 pub struct CutBeforeFirstByte;
 
 impl WatchedBody {
-    /// A body of exactly these bytes.
+    /// A body of exactly these bytes; none for a GET.
     #[must_use]
-    pub fn new(bytes: Bytes, progress: Arc<Progress>) -> Self {
-        if bytes.is_empty() {
-            // An empty body is never asked for, so there is no later moment: what fails from here on is in doubt.
-            progress.start();
-        }
-        Self { bytes: Some(bytes), progress }
+    pub fn new(bytes: Bytes, is_get: bool, progress: Arc<Progress>) -> Self {
+        Self { bytes: Some(bytes), is_get, progress }
     }
 }
 
@@ -90,17 +94,41 @@ impl Body for WatchedBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.bytes.is_none()
+        match &self.bytes {
+            None => true,
+            // When it was cut there is one byte more, which never comes: the head is not flushed without it.
+            Some(bytes) => bytes.is_empty() && self.progress.start() && self.is_get,
+        }
     }
 
     fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
+        match &self.bytes {
+            Some(bytes) if bytes.is_empty() && self.progress.is_cut() => SizeHint::with_exact(1),
+            Some(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            None => SizeHint::with_exact(0),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn f46_an_empty_body_marks_the_start_and_holds_the_head_back_when_it_was_cut() {
+        for is_get in [true, false] {
+            let progress = Arc::<Progress>::default();
+            let body = WatchedBody::new(Bytes::new(), is_get, Arc::clone(&progress));
+            assert!(!progress.is_started(), "it was not asked yet");
+            assert_eq!((body.is_end_stream(), body.size_hint().exact()), (is_get, Some(0)));
+            assert!(progress.is_started() && !progress.cut());
+
+            let progress = Arc::<Progress>::default();
+            let body = WatchedBody::new(Bytes::new(), is_get, Arc::clone(&progress));
+            assert!(progress.cut());
+            assert_eq!((body.is_end_stream(), body.size_hint().exact()), (false, Some(1)));
+        }
+    }
 
     #[test]
     fn f46_start_and_cut_never_both_win() {

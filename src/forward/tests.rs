@@ -6,11 +6,13 @@ use crate::clock::SystemClock;
 use crate::domain::field::canonical;
 use crate::domain::id::{CampaignId, LeadId, PublisherId};
 use crate::domain::lead::{FieldValue, Fields};
+use crate::domain::money::{Currency, Micros};
 use crate::domain::routing::{
-    AnswerRule, AnswerRules, BodyFormat, BuyerFilter, FieldSource, On5xx, OnCrash, OnTimeout, RequestShape,
-    ReturnTerms, Secret,
+    AnswerRule, AnswerRules, BodyFormat, BuyerFilter, Content, FieldPart, FieldSource, On5xx, OnCrash, OnTimeout,
+    RequestShape, ReturnTerms, Secret,
 };
 use crate::domain::signature::SigningKey;
+use crate::domain::template::{Syntax, Template};
 
 fn buyer(url: &str, in_flight_max: usize) -> Arc<Buyer> {
     Arc::new(Buyer {
@@ -42,8 +44,23 @@ fn buyer(url: &str, in_flight_max: usize) -> Arc<Buyer> {
 }
 
 fn shape(format: BodyFormat, fields: Option<&[(&str, FieldSource)]>) -> RequestShape {
-    let fields = fields.map(|f| f.iter().map(|(name, source)| ((*name).to_owned(), source.clone())).collect());
-    RequestShape { format, headers: Vec::new(), signing: None, fields }
+    let part = |(name, source): &(&str, FieldSource)| FieldPart::Value((*name).to_owned(), source.clone());
+    let content = fields.map_or(Content::AllFields, |fields| Content::Fields(fields.iter().map(part).collect()));
+    RequestShape { format, content, ..RequestShape::default() }
+}
+
+fn templated(format: BodyFormat, syntax: Syntax, source: &str) -> RequestShape {
+    let template = Template::compile(source, syntax, jiff::tz::TimeZone::UTC).unwrap();
+    RequestShape { format, content: Content::Template(Arc::new(template)), ..RequestShape::default() }
+}
+
+fn offered(lead: &Lead) -> Offered<'_> {
+    Offered { lead, price: Micros(25_500_000), currency: Currency::new("USD").unwrap() }
+}
+
+fn body(shape: &RequestShape, lead: &Lead) -> String {
+    let bytes = request::body(shape, &offered(lead), Secrets::Sent).unwrap();
+    std::str::from_utf8(&bytes).unwrap().to_owned()
 }
 
 fn lead(fields: &[(&str, FieldValue)]) -> Arc<Lead> {
@@ -79,7 +96,8 @@ async fn forward_through(lookup: fn() -> io::Result<Vec<IpAddr>>, is_private_all
     let forwarder = Forwarder::with_resolver(&config, Arc::new(SystemClock), resolver).unwrap();
     let buyer = buyer("http://buyer.example:9/leads", 1);
     let permit = forwarder.enter(&buyer).unwrap();
-    forwarder.forward(ForwardOrder { buyer, lead: lead(&[]), permit }).await.outcome
+    let (price, currency) = (Micros(0), Currency::new("USD").unwrap());
+    forwarder.forward(ForwardOrder { buyer, lead: lead(&[]), price, currency, permit }).await.outcome
 }
 
 #[tokio::test]
@@ -117,11 +135,11 @@ fn f55_values_reach_the_buyer_as_they_were_written() {
         ("lead_id", text("theirs")),
     ]);
     let id = lead.id;
-    let json = request::body(&shape(BodyFormat::Json, None), &lead);
+    let json = body(&shape(BodyFormat::Json, None), &lead);
     let expected = format!(
         r#"{{"first_name":"Zoë \"Z\"\r\n😀","amount":100.10,"big":18446744073709551616,"tiny":1E-7,"owner":true,"nothing":null,"tags":{{"b":1.0, "a":[2]}},"lead_id":"{id}"}}"#
     );
-    assert_eq!(std::str::from_utf8(&json).unwrap(), expected);
+    assert_eq!(json, expected);
 
     let mapping = [
         ("first", FieldSource::Field("first_name".into())),
@@ -133,17 +151,112 @@ fn f55_values_reach_the_buyer_as_they_were_written() {
         ("c", FieldSource::CampaignId),
         ("p", FieldSource::PublisherId),
     ];
-    let json = request::body(&shape(BodyFormat::Json, Some(&mapping)), &lead);
+    let json = body(&shape(BodyFormat::Json, Some(&mapping)), &lead);
     let expected = format!(
         r#"{{"first":"Zoë \"Z\"\r\n😀","sum":100.10,"none":null,"t":{{"b":1.0, "a":[2]}},"ref":"{id}","c":"solar","p":"acme"}}"#
     );
-    assert_eq!(std::str::from_utf8(&json).unwrap(), expected);
+    assert_eq!(json, expected);
 
-    let form = request::body(&shape(BodyFormat::Form, Some(&mapping)), &lead);
+    let xml = body(&shape(BodyFormat::Xml, Some(&mapping)), &lead);
+    let expected = format!(
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<lead><first>Zoë &quot;Z&quot;&#13;\n😀</first><sum>100.10</sum>\
+         <none></none><t>{{&quot;b&quot;:1.0, &quot;a&quot;:[2]}}</t><ref>{id}</ref><c>solar</c><p>acme</p></lead>"
+    );
+    assert_eq!(xml, expected);
+
+    let form = body(&shape(BodyFormat::Form, Some(&mapping)), &lead);
     let expected = format!(
         "first=Zo%C3%AB+%22Z%22%0D%0A%F0%9F%98%80&sum=100.10&none=&t=%7B%22b%22%3A1.0%2C+%22a%22%3A%5B2%5D%7D&ref={id}&c=solar&p=acme"
     );
-    assert_eq!(std::str::from_utf8(&form).unwrap(), expected);
+    assert_eq!(form, expected);
+    assert_eq!(body(&shape(BodyFormat::Query, Some(&mapping)), &lead), "", "a query has no body");
+}
+
+#[test]
+fn all_that_can_stand_in_a_field() {
+    let mut lead = lead(&[("zip", text("07030"))]);
+    let secret = Secret::new("k3y&\"");
+    let parts = |test| {
+        vec![
+            FieldPart::Value("key".into(), FieldSource::Secret(secret.clone())),
+            FieldPart::Group(
+                "offer".into(),
+                vec![
+                    FieldPart::Value("price".into(), FieldSource::Price),
+                    FieldPart::Value("in".into(), FieldSource::Currency),
+                ],
+            ),
+            FieldPart::Value("at".into(), FieldSource::ReceivedAt),
+            FieldPart::Value("type".into(), FieldSource::Constant(number("19"))),
+            FieldPart::Value(test, FieldSource::Test),
+        ]
+    };
+    let shape = |format| RequestShape {
+        format,
+        content: Content::Fields(parts("Test_Lead".into())),
+        ..RequestShape::default()
+    };
+    let json = r#"{"key":"k3y&\"","offer":{"price":25.50,"in":"USD"},"at":"2026-03-08T12:00:00Z","type":19}"#;
+    assert_eq!(body(&shape(BodyFormat::Json), &lead), json);
+    let masked = request::body(&shape(BodyFormat::Json), &offered(&lead), Secrets::Masked).unwrap();
+    assert_eq!(masked, json.replace("k3y&\\\"", "***"));
+    let xml = body(&shape(BodyFormat::Xml), &lead);
+    assert!(xml.contains("<key>k3y&amp;&quot;</key><offer><price>25.50</price><in>USD</in></offer>"), "{xml}");
+
+    Arc::get_mut(&mut lead).unwrap().is_test = true;
+    assert!(body(&shape(BodyFormat::Json), &lead).ends_with(r#""type":19,"Test_Lead":1}"#), "a test says so");
+
+    let source = r#"{"k": "{{ secrets.key }}", "z": "{{ lead.zip_code }}", "p": {{ price }}, "t": {{ test }}, "at": "{{ received_at|date("%Y-%m-%d") }}"}"#;
+    let mut shape = templated(BodyFormat::Json, Syntax::Json, source);
+    shape.secrets = vec![("key".into(), secret)];
+    assert_eq!(body(&shape, &lead), r#"{"k": "k3y&\"", "z": "07030", "p": 25.50, "t": true, "at": "2026-03-08"}"#);
+}
+
+#[test]
+fn f55_a_get_has_the_lead_in_its_url_and_nothing_else() {
+    let lead = lead(&[("first_name", text("Zoë & Co #1\r\nX: 1")), ("zip", text("07030"))]);
+    let mut buyer = buyer("http://buyer.example/post?campaign=7&src=a%20b", 1);
+    let url = |buyer: &Arc<Buyer>, secrets| request::url(buyer, &offered(&lead), secrets).map(|url| url.to_string());
+    assert_eq!(url(&buyer, Secrets::Sent).unwrap(), buyer.url.as_str(), "a POST leaves the URL as it is");
+
+    let parts = [("fn", FieldSource::Field("first_name".into())), ("z", FieldSource::Field("zip".into()))];
+    let query = vec![("key".into(), Secret::new("k3y=&"))];
+    Arc::get_mut(&mut buyer).unwrap().request = RequestShape { query, ..shape(BodyFormat::Query, Some(&parts)) };
+    let fields = "fn=Zo%C3%AB+%26+Co+%231%0D%0AX%3A+1&z=07030";
+    let sent = format!("http://buyer.example/post?campaign=7&src=a%20b&key=k3y%3D%26&{fields}");
+    assert_eq!(url(&buyer, Secrets::Sent).unwrap(), sent);
+    let masked = format!("http://buyer.example/post?campaign=***&src=***&key=***&{fields}");
+    assert_eq!(url(&buyer, Secrets::Masked).unwrap(), masked);
+    assert_eq!(request::method(&buyer.request), "GET");
+    let headers = request::headers(&buyer.request, &lead, b"", Timestamp::UNIX_EPOCH).unwrap();
+    assert!(!headers.contains_key("content-type") && headers.contains_key("idempotency-key"), "{headers:?}");
+
+    let template = "fn={{ lead.first_name }}&\n z={{ lead.zip }}";
+    Arc::get_mut(&mut buyer).unwrap().request = templated(BodyFormat::Query, Syntax::Form, template);
+    let sent = url(&buyer, Secrets::Sent).unwrap();
+    assert_eq!(sent, "http://buyer.example/post?campaign=7&src=a%20b&fn=Zo%C3%AB+%26+Co+%231%0D%0AX%3A+1&z=07030");
+
+    Arc::get_mut(&mut buyer).unwrap().request = shape(BodyFormat::Query, None);
+    let mut long = (*lead).clone();
+    long.fields = Fields::new(vec![("a".into(), text(&"x".repeat(request::URL_BYTES_MAX)))]);
+    let refused = request::url(&buyer, &offered(&long), Secrets::Sent);
+    assert_eq!(refused, Err(BadMessage::UrlTooLong));
+}
+
+#[test]
+fn p7_a_template_that_does_not_fit_a_lead_sends_nothing() {
+    let fits = templated(BodyFormat::Json, Syntax::Json, r#"{"age": {{ lead.age }}}"#);
+    let refused = |age| request::body(&fits, &offered(&lead(&[("age", age)])), Secrets::Sent);
+    assert!(refused(number("47")).is_ok());
+    let error = refused(text("forty \" seven")).unwrap_err();
+    assert_eq!((error.word(), error.to_string().contains("forty")), ("illegal_body", false), "p9");
+    let long = templated(
+        BodyFormat::Json,
+        Syntax::Json,
+        r#"["{{ lead.a }}{{ lead.a }}{{ lead.a }}{{ lead.a }}{{ lead.a }}"]"#,
+    );
+    let error = request::body(&long, &offered(&lead(&[("a", text(&"x".repeat(60_000)))])), Secrets::Sent);
+    assert_eq!(error.unwrap_err().word(), "body_too_large");
 }
 
 #[test]
@@ -167,9 +280,12 @@ fn our_headers_win_and_framing_is_left_to_the_client() {
     assert_eq!(sent["capgate-lead-id"], id);
     assert_eq!(sent["content-type"], "application/x-www-form-urlencoded");
     assert!(!format!("{sent:?}").contains("k3y"), "p9: a secret is printed");
+    shape.content_type = Some("text/xml; charset=utf-8".parse().unwrap());
+    assert_eq!(headers(&shape).unwrap()["content-type"], "text/xml; charset=utf-8");
+    shape.content_type = None;
 
     shape.headers = vec![("x-api-key".parse().unwrap(), Secret::new("a\r\nX-Evil: 1"))];
-    assert_eq!(headers(&shape), Err(request::IllegalHeader("x-api-key".parse().unwrap())));
+    assert_eq!(headers(&shape), Err(BadMessage::IllegalHeader("x-api-key".parse().unwrap())));
 
     shape.headers.clear();
     let key = SigningKey::new("a secret of both sides").unwrap();

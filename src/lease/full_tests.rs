@@ -9,7 +9,7 @@ use crate::domain::id::{CampaignId, LeadId, PublisherId};
 use crate::domain::lead::{FieldValue, Fields};
 use crate::domain::money::Micros;
 use crate::domain::routing::{
-    AnswerRule, AnswerRules, BodyFormat, Buyer, BuyerFilter, On5xx, OnCrash, OnTimeout, RequestShape, ReturnTerms,
+    AnswerRule, AnswerRules, Buyer, BuyerFilter, On5xx, OnCrash, OnTimeout, RequestShape, ReturnTerms,
 };
 use crate::domain::window::WindowKind;
 
@@ -27,7 +27,7 @@ fn offer(caps: Vec<Cap>, price_max: Micros) -> Offer {
         caps,
         filter: BuyerFilter::default(),
         hours: Vec::new(),
-        request: RequestShape { format: BodyFormat::Json, headers: Vec::new(), signing: None, fields: None },
+        request: RequestShape::default(),
         answer: AnswerRules {
             accepted: AnswerRule::Status(vec![200]),
             duplicate: None,

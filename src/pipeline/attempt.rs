@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::Walk;
 use super::late::LateAttempt;
 use super::leasing::HeldOffer;
+use crate::domain::lease::Terms;
 use crate::domain::outcome::{Acceptance, AttemptOutcome, Outcome, Sold, Verdict};
 use crate::domain::routing::OnTimeout;
 use crate::forward::{ForwardOrder, Forwarded};
@@ -54,7 +55,8 @@ impl Walk<'_> {
             let known = self.not_sent();
             return self.after_no(offer, &held, AttemptOutcome::Unsent, "in_flight", &known).await;
         };
-        let order = ForwardOrder { buyer: buyer.clone(), lead: self.order.lead.clone(), permit };
+        let Terms { price, currency, .. } = held.about.terms;
+        let order = ForwardOrder { buyer: buyer.clone(), lead: self.order.lead.clone(), price, currency, permit };
         let forwarded = self.gateway.forwarder.forward(order).await;
         let sent_at = self.gateway.store_time(forwarded.sent_at);
         let known = Known::of(&forwarded.outcome, sent_at, forwarded.duration);

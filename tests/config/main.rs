@@ -8,5 +8,6 @@ mod example;
 mod inputs;
 mod process;
 mod reload;
+mod requests;
 mod routing;
 mod support;

@@ -48,5 +48,6 @@ mod soak;
 mod store_setup;
 #[cfg(feature = "server-tests")]
 mod strained;
+mod timeouts;
 mod upkeep;
 mod zones;

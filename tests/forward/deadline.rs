@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use capgate::cli::stub_buyer::{PathBehaviour, StubBuyer};
 use capgate::domain::outcome::{Acceptance, Outcome};
-use capgate::forward::ForwardOrder;
 
-use crate::support::{LATE, RawBuyer, TIMEOUT, YES, buyer, buyer_with, eventually, forward, forwarder, lead, patient};
+use crate::support::{LATE, RawBuyer, TIMEOUT, YES, buyer, buyer_with, eventually, forward, forwarder, order, patient};
 
 async fn stub(path: &str) -> StubBuyer {
     StubBuyer::on_loopback(vec![path.parse::<PathBehaviour>().unwrap()], 1).await.unwrap()
@@ -72,7 +71,7 @@ async fn p3_a_caller_that_leaves_changes_nothing() {
     let forwarder = forwarder();
     let buyer = buyer(&stub.url("/a"));
     let permit = forwarder.enter(&buyer).unwrap();
-    let order = ForwardOrder { buyer: Arc::clone(&buyer), lead: lead(), permit };
+    let order = order(&buyer, permit);
     let caller = tokio::spawn({
         let forwarder = forwarder.clone();
         async move { forwarder.forward(order).await }

@@ -4,6 +4,9 @@
 
 mod answers;
 mod deadline;
+mod privacy;
+mod shapes;
 mod stress;
 mod support;
+mod try_buyer;
 mod unsent;

@@ -9,12 +9,12 @@ use capgate::clock::SystemClock;
 use capgate::config::ForwardConfig;
 use capgate::domain::id::{BuyerId, CampaignId, LeadId, PublisherId};
 use capgate::domain::lead::{FieldValue, Fields, Lead};
+use capgate::domain::money::{Currency, Micros};
 use capgate::domain::outcome::Outcome;
 use capgate::domain::routing::{
-    AnswerRule, AnswerRules, BodyFormat, Buyer, BuyerFilter, On5xx, OnCrash, OnTimeout, RequestShape, ReturnTerms,
-    Secret,
+    AnswerRule, AnswerRules, AnswerText, Buyer, BuyerFilter, On5xx, OnCrash, OnTimeout, RequestShape, ReturnTerms, Secret,
 };
-use capgate::forward::{ForwardOrder, Forwarded, Forwarder};
+use capgate::forward::{ForwardOrder, Forwarded, Forwarder, InFlight};
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -67,17 +67,15 @@ pub fn buyer_with(url: &str, change: impl FnOnce(&mut Buyer)) -> Arc<Buyer> {
         filter: BuyerFilter::default(),
         hours: Vec::new(),
         request: RequestShape {
-            format: BodyFormat::Json,
             headers: vec![("x-api-key".parse().unwrap(), Secret::new("k3y"))],
-            signing: None,
-            fields: None,
+            ..RequestShape::default()
         },
         answer: AnswerRules {
             accepted: AnswerRule::Path { pointer: "/status".into(), values: vec!["accepted".into()] },
             duplicate: None,
             on_5xx: On5xx::Declined,
-            price: Some("/price".into()),
-            reason: Some("/reason".into()),
+            price: Some(AnswerText::Path("/price".into())),
+            reason: Some(AnswerText::Path("/reason".into())),
             redirect_url: None,
             is_explicit: false,
         },
@@ -114,7 +112,13 @@ pub fn lead() -> Arc<Lead> {
 /// Forwards a fresh lead.
 pub async fn forward(forwarder: &Forwarder, buyer: &Arc<Buyer>) -> Forwarded {
     let permit = forwarder.enter(buyer).expect("the buyer has room");
-    forwarder.forward(ForwardOrder { buyer: Arc::clone(buyer), lead: lead(), permit }).await
+    forwarder.forward(order(buyer, permit)).await
+}
+
+/// A fresh lead for a buyer.
+pub fn order(buyer: &Arc<Buyer>, permit: InFlight) -> ForwardOrder {
+    let (price, currency) = (Micros(25_000_000), Currency::new("USD").unwrap());
+    ForwardOrder { buyer: Arc::clone(buyer), lead: lead(), price, currency, permit }
 }
 
 /// The outcome of a forward that must leave nothing running.

@@ -1,12 +1,13 @@
 //! What certainly never left, and what may have.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use capgate::domain::outcome::Outcome;
-use capgate::domain::routing::BodyFormat;
+use capgate::domain::routing::{BodyFormat, Buyer, Content};
 use tokio::net::TcpListener;
 
-use crate::support::{RawBuyer, YES, buyer_with, forwarder, forwarder_with, outcome, patient};
+use crate::support::{RawBuyer, YES, buyer_with, forward, forwarder, forwarder_with, outcome, patient};
 
 fn broken() -> Outcome {
     Outcome::InDoubt { reason: "broken", http_status: None }
@@ -120,12 +121,57 @@ async fn f55_the_request_on_the_wire() {
     assert_eq!(body, expected);
 }
 
+/// A buyer that wants its leads in the URL.
+fn by_get(url: &str) -> Arc<Buyer> {
+    buyer_with(url, |buyer| buyer.request.format = BodyFormat::Query)
+}
+
+#[tokio::test]
+async fn f55_a_get_on_the_wire() {
+    let server = RawBuyer::answering(YES).await;
+    let answered = outcome(&forwarder(), &by_get(&server.url())).await;
+    assert!(matches!(answered, Outcome::Accepted(_)), "{answered:?}");
+    let request = server.requests().remove(0).to_lowercase();
+    let (line, head) = request.split_once("\r\n").unwrap();
+    let id = head.split_once("idempotency-key: ").unwrap().1.split("\r\n").next().unwrap();
+    assert_eq!(line, format!("get /leads?state=tx&amount=100.10&big=18446744073709551616&lead_id={id} http/1.1"));
+    assert!(head.ends_with("\r\n\r\n"), "{head}");
+    for absent in ["content-type", "content-length", "transfer-encoding"] {
+        assert!(!head.contains(absent), "{absent}");
+    }
+}
+
+#[tokio::test]
+async fn f47_p4_a_get_is_as_final_as_a_post() {
+    // Read and closed: it may have been taken.
+    let server = RawBuyer::start(|mut connection| async move {
+        connection.read_request().await;
+    })
+    .await;
+    assert_eq!(outcome(&forwarder(), &by_get(&server.url())).await, broken());
+    assert_eq!(server.requests().len(), 1, "the lead was sent again");
+    // Nothing ever stands: it was certainly not sent, although it has no body to wait for.
+    let silent = RawBuyer::start(|mut connection| async move { connection.linger().await }).await;
+    let told = forward(&forwarder(), &by_get(&format!("https://127.0.0.1:{}/leads", silent.port()))).await;
+    assert_eq!(told.outcome, Outcome::Unsent { reason: "connect_timeout" });
+    assert!(told.late.is_none());
+    // Silence after it is a doubt, and the answer is waited for.
+    let silent = RawBuyer::start(|mut connection| async move {
+        connection.read_request().await;
+        connection.linger().await;
+    })
+    .await;
+    let told = forward(&forwarder(), &by_get(&silent.url())).await;
+    assert_eq!(told.outcome, Outcome::InDoubt { reason: "timeout", http_status: None });
+    assert!(told.late.is_some());
+}
+
 #[tokio::test]
 async fn an_empty_form_is_sent_and_doubted_like_any_other() {
     let empty = |url: &str| {
         buyer_with(url, |buyer| {
             buyer.request.format = BodyFormat::Form;
-            buyer.request.fields = Some(Vec::new());
+            buyer.request.content = Content::Fields(Vec::new());
         })
     };
     let server = RawBuyer::answering(YES).await;

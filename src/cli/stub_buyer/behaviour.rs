@@ -33,6 +33,13 @@ pub enum Behaviour {
     Close,
     /// Answers 200 and what nobody can read.
     Garbage,
+    /// Answers with a status and a text of the caller's choice; counts as neither yes nor no.
+    Say {
+        /// 200 to 599.
+        status: u16,
+        /// The body.
+        text: String,
+    },
     /// Sends the caller elsewhere.
     Redirect {
         /// 301, 302, 303, 307 or 308.
@@ -50,7 +57,7 @@ pub enum Behaviour {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not a behaviour: use accept, decline, duplicate, error[:STATUS], hang, late:MS, drip[:MS], close, garbage, \
-     redirect[:STATUS[:LOCATION]], delay:MS:BEHAVIOUR or random:BEHAVIOUR=WEIGHT,..."
+     say:STATUS:TEXT, redirect[:STATUS[:LOCATION]], delay:MS:BEHAVIOUR or random:BEHAVIOUR=WEIGHT,..."
 )]
 pub struct UnknownBehaviour(String);
 
@@ -96,6 +103,10 @@ fn parse(text: &str) -> Option<Behaviour> {
         ("close", None) => Some(Behaviour::Close),
         ("garbage", None) => Some(Behaviour::Garbage),
         ("error", status) => Some(Behaviour::Error(status_within(status.unwrap_or("500"), 400..=599)?)),
+        ("say", Some(rest)) => {
+            let (status, text) = rest.split_once(':')?;
+            Some(Behaviour::Say { status: status_within(status, 200..=599)?, text: text.to_owned() })
+        }
         ("drip", pause) => Some(Behaviour::Drip { pause: millis(pause.unwrap_or("200"))? }),
         ("late", Some(ms)) => Some(Behaviour::Delay(millis(ms)?, Box::new(Behaviour::Accept))),
         ("delay", Some(rest)) => {
@@ -177,6 +188,7 @@ mod tests {
             ("error:503", Behaviour::Error(503)),
             ("late:250", delay(ms(250), Behaviour::Accept)),
             ("delay:250:decline", delay(ms(250), Behaviour::Decline)),
+            ("say:422:<a:b/>", Behaviour::Say { status: 422, text: "<a:b/>".into() }),
             ("drip", Behaviour::Drip { pause: ms(200) }),
             ("drip:5", Behaviour::Drip { pause: ms(5) }),
             ("redirect", Behaviour::Redirect { status: 302, location: "/moved".into() }),
@@ -202,6 +214,8 @@ mod tests {
             "accept:1",
             "error:200",
             "error:x",
+            "say:200",
+            "say:100:x",
             "late",
             "late:-1",
             "late:99999999999",

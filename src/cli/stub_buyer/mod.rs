@@ -52,7 +52,7 @@ pub struct StubBuyerArgs {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8081")]
     pub listen: SocketAddr,
     /// What happens at a path: accept, decline, duplicate, error[:STATUS], hang, late:MS, drip[:MS], close, garbage,
-    /// redirect[:STATUS[:LOCATION]], delay:MS:BEHAVIOUR or random:BEHAVIOUR=WEIGHT,... Paths not named accept
+    /// say:STATUS:TEXT, redirect[:STATUS[:LOCATION]], delay:MS:BEHAVIOUR or random:BEHAVIOUR=WEIGHT,... Paths not named accept
     #[arg(long = "path", value_name = "PATH=BEHAVIOUR")]
     pub paths: Vec<PathBehaviour>,
     /// Seed of the random behaviours: the same seed chooses the same way
@@ -63,7 +63,7 @@ pub struct StubBuyerArgs {
 /// What happened at one path.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct PathStats {
-    /// POSTs that came complete.
+    /// Leads that came complete.
     pub received: u64,
     /// Decisions to say yes, whether or not the answer arrived.
     pub accepted: u64,
@@ -220,7 +220,8 @@ async fn serve(request: Request<Incoming>, shared: Arc<Shared>) -> Result<Respon
     if path == STATS_PATH && request.method() == Method::GET {
         return Ok(answer(StatusCode::OK, shared.stats_json()));
     }
-    if request.method() != Method::POST {
+    // Some buyers take their leads by GET.
+    if request.method() != Method::POST && request.method() != Method::GET {
         return Ok(answer(StatusCode::METHOD_NOT_ALLOWED, r#"{"status":"error"}"#));
     }
     let id = request.headers().get("idempotency-key").and_then(|id| id.to_str().ok()).map(Box::<str>::from);
@@ -247,6 +248,7 @@ async fn act(behaviour: Behaviour) -> Result<Response<Body>, ClosedOnPurpose> {
         Behaviour::Decline => answer(StatusCode::OK, REJECTED),
         Behaviour::Duplicate => answer(StatusCode::OK, DUPLICATE),
         Behaviour::Garbage => answer(StatusCode::OK, "<html>\u{fffd}{{{ it works"),
+        Behaviour::Say { status, text } => answer(status_of(status), text),
         Behaviour::Error(status) => answer(status_of(status), r#"{"status":"error"}"#),
         Behaviour::Redirect { status, location } => {
             let mut response = answer(status_of(status), "");
@@ -341,6 +343,7 @@ impl Shared {
             | Behaviour::Close
             | Behaviour::Garbage
             | Behaviour::Redirect { .. }
+            | Behaviour::Say { .. }
             | Behaviour::Delay(..)
             | Behaviour::Random(_) => {}
         }

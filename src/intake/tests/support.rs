@@ -21,8 +21,8 @@ use crate::domain::id::{BuyerId, CampaignId, CapId, LeadId, PublisherId};
 use crate::domain::lead::{FieldValue, Fields, Lead};
 use crate::domain::money::{Currency, Payout};
 use crate::domain::routing::{
-    AnswerRule, AnswerRules, BodyFormat, Buyer, BuyerFilter, Campaign, CandidateOrder, KeyHash, On5xx, OnCrash,
-    OnTimeout, Publisher, RequestShape, ReturnTerms, Routing, Throttle,
+    AnswerRule, AnswerRules, Buyer, BuyerFilter, Campaign, CandidateOrder, KeyHash, On5xx, OnCrash, OnTimeout,
+    Publisher, RequestShape, ReturnTerms, Routing, Throttle,
 };
 use crate::domain::signature::SigningKey;
 use crate::domain::window::WindowKind;
@@ -79,7 +79,7 @@ pub(crate) fn buyer(id: &str, day_limit: u64) -> Buyer {
         caps: vec![Cap { id: CapId::new("day"), window: WindowKind::Day, limit, publisher: None, conditions: vec![] }],
         filter: BuyerFilter::default(),
         hours: vec![],
-        request: RequestShape { format: BodyFormat::Json, headers: vec![], signing: None, fields: None },
+        request: RequestShape::default(),
         answer: AnswerRules {
             accepted: AnswerRule::Status(vec![200]),
             duplicate: None,
