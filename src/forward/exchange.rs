@@ -69,7 +69,10 @@ pub async fn exchange(
             }
             let now = clock.now();
             let answer = Answer { status, headers: &headers, body: &body };
-            Exchanged { outcome: classify(&answer, expected.rules, expected.sent, now), rest_s: rest_s(status, &headers, now) }
+            Exchanged {
+                outcome: classify(&answer, expected.rules, expected.sent, now),
+                rest_s: rest_s(status, &headers, now),
+            }
         }
         // It was not answered in full: whatever its head said, nobody knows what the rest would have been.
         Err(reason) => Outcome::InDoubt { reason, http_status: Some(status) }.into(),

@@ -30,7 +30,7 @@ pub use self::client::{ForwardSetupError, plain as plain_client};
 pub use self::notify::{NOTIFY_TIMEOUT, Notified};
 
 use self::bulkhead::Bulkhead;
-use self::exchange::{Exchanged, exchange};
+use self::exchange::{Exchanged, Expected, exchange};
 use self::progress::{Progress, WatchedBody};
 use self::request::{BadMessage, Offered, Secrets};
 use self::resolve::GuardedResolver;

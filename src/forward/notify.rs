@@ -91,6 +91,6 @@ fn signed(to: &Postback, id: &str, body: Bytes, unix_s: i64, progress: &Arc<Prog
     headers.insert(WEBHOOK_ID, HeaderValue::from_str(id).ok()?);
     headers.insert(WEBHOOK_TIMESTAMP, HeaderValue::from(unix_s));
     headers.insert(WEBHOOK_SIGNATURE, HeaderValue::from_str(&signature).ok()?);
-    *request.body_mut() = Some(reqwest::Body::wrap(WatchedBody::new(body, Arc::clone(progress))));
+    *request.body_mut() = Some(reqwest::Body::wrap(WatchedBody::new(body, false, Arc::clone(progress))));
     Some(request)
 }

@@ -75,7 +75,7 @@ async fn p9_a_lead_in_a_url_reaches_no_log_and_no_error() {
         let told = format!("{:?}", forward(&forwarder, &buyer).await);
         assert!(told.contains(reason) && !told.contains(secret), "{told}");
     }
-    let log = String::from_utf8(lines.0.lock().clone()).unwrap();
-    assert!(log.contains("a lead cannot be written for this buyer"), "{log}");
-    assert!(!log.contains(secret), "{log}");
+    let logged = String::from_utf8(lines.0.lock().clone()).unwrap();
+    assert!(logged.contains("a lead cannot be written for this buyer"), "{log}");
+    assert!(!logged.contains(secret), "{log}");
 }

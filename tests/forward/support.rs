@@ -12,7 +12,8 @@ use capgate::domain::lead::{FieldValue, Fields, Lead};
 use capgate::domain::money::{Currency, Micros};
 use capgate::domain::outcome::Outcome;
 use capgate::domain::routing::{
-    AnswerRule, AnswerRules, AnswerText, Buyer, BuyerFilter, On5xx, OnCrash, OnTimeout, RequestShape, ReturnTerms, Secret,
+    AnswerRule, AnswerRules, AnswerText, Buyer, BuyerFilter, On5xx, OnCrash, OnTimeout, RequestShape, ReturnTerms,
+    Secret,
 };
 use capgate::forward::{ForwardOrder, Forwarded, Forwarder, InFlight};
 use parking_lot::Mutex;

@@ -156,7 +156,10 @@ fn f52_plain_text_is_read_by_pattern() {
 #[test]
 fn one_byte_that_is_not_utf_8_does_not_make_a_yes_unreadable() {
     let body = b"{\"status\":\"accepted\",\"note\":\"Zo\xeb\"}";
-    assert_eq!(classify(&Answer { status: 200, headers: &HeaderMap::new(), body }, &rules(), &Fields::default(), now()), accepted(200));
+    assert_eq!(
+        classify(&Answer { status: 200, headers: &HeaderMap::new(), body }, &rules(), &Fields::default(), now()),
+        accepted(200)
+    );
 }
 
 #[test]
