@@ -76,6 +76,6 @@ async fn p9_a_lead_in_a_url_reaches_no_log_and_no_error() {
         assert!(told.contains(reason) && !told.contains(secret), "{told}");
     }
     let logged = String::from_utf8(lines.0.lock().clone()).unwrap();
-    assert!(logged.contains("a lead cannot be written for this buyer"), "{log}");
-    assert!(!logged.contains(secret), "{log}");
+    assert!(logged.contains("a lead cannot be written for this buyer"), "{logged}");
+    assert!(!logged.contains(secret), "{logged}");
 }
