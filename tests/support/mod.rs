@@ -456,11 +456,24 @@ pub fn routing(buyers: &[BuyerLine<'_>]) -> String {
 pub async fn closed(ledger: &SharedLedger, lead: LeadId) -> LeadDetail {
     let mut found = None;
     until(&format!("lead {lead} is closed in the books"), async || {
-        found = ledger.lead_detail(lead).await.ok().flatten().filter(|d| d.lead.status != LeadStatus::Pending);
+        found = ledger.lead_detail(lead).await.ok().flatten().filter(is_whole);
         found.is_some()
     })
     .await;
     found.expect("it was found")
+}
+
+/// A verdict and its attempts come from partitions that are settled apart: is everything there that the verdict speaks of?
+fn is_whole(detail: &LeadDetail) -> bool {
+    let explanation = detail.lead.explanation.as_deref().and_then(|text| serde_json::from_str::<Value>(text).ok());
+    let candidates = explanation.iter().filter_map(|it| it["candidates"].as_array()).flatten();
+    let is_attempt = |check: &Value| ["accepted", "declined", "unsent", "in_doubt"].iter().any(|word| check == word);
+    let attempts = candidates.filter(|candidate| is_attempt(&candidate["check"])).count();
+    match detail.lead.status {
+        LeadStatus::Pending => false,
+        LeadStatus::Sold => detail.attempts.len() >= attempts.max(1) && !detail.entries.is_empty(),
+        LeadStatus::Unsold | LeadStatus::InDoubt => detail.lead.is_test || detail.attempts.len() >= attempts,
+    }
 }
 
 /// How many attempts of a buyer have this outcome.

@@ -143,7 +143,8 @@ async fn told_once(place: Place) {
     // Counted just after it is written down.
     until("five are counted", async || rig.metric(&delivered("delivered")).await == "5").await;
     assert_eq!(rig.metric(&delivered("failed")).await, "0");
-    assert_eq!(rig.metric("capgate_settle_rows_total{table=\"postbacks\"}").await, "5");
+    let settled = "capgate_settle_rows_total{table=\"postbacks\"}";
+    until("five rows are counted", async || rig.metric(settled).await == "5").await;
     rig.end().await;
 }
 
