@@ -97,6 +97,7 @@ impl From<LedgerError> for ResolveError {
 pub async fn resolve(gateway: &Arc<Gateway>, key: &LeaseKey, wish: Wish) -> Result<Resolved, ResolveError> {
     let give_up = Instant::now() + VERDICT_PATIENCE;
     let mut rounds = 0;
+    let mut is_unknown = false;
     while rounds < ROUNDS_MAX {
         let turn = gateway.resolving.lock().await;
         wait_for_books(gateway, BOOKS_PATIENCE).await?;
@@ -111,7 +112,12 @@ pub async fn resolve(gateway: &Arc<Gateway>, key: &LeaseKey, wish: Wish) -> Resu
             Next::Unknown if is_under_way(gateway, key).await? => {
                 return Err(ResolveError::Conflict("the forward is still under way".to_owned()));
             }
-            Next::Unknown => return Err(ResolveError::NotFound),
+            Next::Unknown if is_unknown => return Err(ResolveError::NotFound),
+            // It may have ended between the look into the books and the one at the leases: one more look.
+            Next::Unknown => {
+                is_unknown = true;
+                continue;
+            }
             Next::Attempt(_) if detail.lead.status == LeadStatus::Pending && Instant::now() < give_up => {
                 drop(turn);
                 tokio::time::sleep(LOOK_EVERY).await;

@@ -4,17 +4,21 @@
 use std::fmt::Write as _;
 
 use capgate::cli::stub_buyer::StubBuyer;
-use capgate::clock::{Clock, ManualClock, SystemClock};
+use capgate::clock::ManualClock;
 use jiff::{SignedDuration, Timestamp};
 
 use crate::caps::told;
-use crate::support::{BuyerLine, Gateway, Place, client, get, routing, until};
+#[cfg(feature = "server-tests")]
+use crate::support::until;
+use crate::support::{BuyerLine, Gateway, Place, client, get, routing};
 
 /// Of each window.
 const CAP: u64 = 40;
 
 /// A zone whose clock shows this hour now.
+#[cfg(feature = "server-tests")]
 pub fn zone_at_hour(hour: i64) -> String {
+    use capgate::clock::{Clock as _, SystemClock};
     let utc_hour = SystemClock.now().as_second() / 3_600;
     // -12 to +11; the names have the sign of the way to Greenwich.
     let ahead = (hour - utc_hour + 12).rem_euclid(24) - 12;
