@@ -126,6 +126,8 @@ struct Walk<'a> {
     story: Story,
     /// Late answers that may still come.
     late: LateBoard,
+    /// The sale may not have been booked by its commit: its verdict does it.
+    verdict_books: bool,
     /// No attempt starts after it.
     deadline: Timestamp,
     attempts: u16,
@@ -172,6 +174,7 @@ impl<'a> Walk<'a> {
             remaining,
             story,
             late: LateBoard::default(),
+            verdict_books: false,
             deadline: start + gateway.config.forward.lead_deadline,
             attempts: u16::try_from(attempted.len()).unwrap_or(u16::MAX),
             taken: None,
@@ -318,11 +321,11 @@ impl<'a> Walk<'a> {
             self.gateway.telemetry.filter.skipped.count(note.check);
         }
         // A sale by an answer in time was booked by its commit; a late one is booked here.
-        let books = self.late.sold().is_some_and(|late| matches!(verdict, Verdict::Sold(sold) if *sold == late));
+        let is_late = self.late.sold().is_some_and(|late| matches!(verdict, Verdict::Sold(sold) if *sold == late));
         let postback = reply::postback_body(&self.order.publisher, lead.id, verdict);
         Close {
             event: Closed {
-                books,
+                books: is_late || (self.verdict_books && matches!(verdict, Verdict::Sold(_))),
                 closed_at_us: self.gateway.clock.now().as_microsecond(),
                 answer: reply::answer_body(lead.id, verdict),
                 explanation: serde_json::to_string(&explanation).unwrap_or_default(),

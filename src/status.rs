@@ -225,7 +225,8 @@ fn lives_detail(closed: &[ClosedPartition]) -> String {
             None => reasons.push((&closed.reason, vec![number])),
         }
     }
-    let texts = reasons.into_iter().map(|(reason, numbers)| format!("{} closed: {reason}", numbers.join(", ")));
+    let texts =
+        reasons.into_iter().map(|(reason, numbers)| format!("partition {} closed: {reason}", numbers.join(", ")));
     let text = texts.collect::<Vec<_>>().join("; ");
     if text.is_empty() { "open".to_owned() } else { text }
 }

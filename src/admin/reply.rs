@@ -81,7 +81,7 @@ pub(super) fn refused(refusal: &Refusal) -> Reply {
         Refusal::FromWebPage => problem(StatusCode::FORBIDDEN, "forbidden", "web pages may not call this", &[]),
         Refusal::NotFound => problem(StatusCode::NOT_FOUND, "not_found", "there is no such path", &[]),
         Refusal::Desk(AdminError::NotFound) => {
-            let detail = "not known here; a lead is in the books a moment after its answer";
+            let detail = "there is no such buyer, cap or lead; a lead is in the books a moment after its answer";
             problem(StatusCode::NOT_FOUND, "not_found", detail, &[])
         }
         Refusal::MethodNotAllowed(allowed) => with(

@@ -192,6 +192,9 @@ async fn show(app: &App, stub: &StubBuyer, report: &StressReport, totals: &Total
     findings.must(answered == sold, "the answers and the books disagree over what was sold");
     findings.must(answered + capped == LEADS, "a lead was neither sold nor capped");
 
+    if answered + capped != LEADS {
+        println!("\n{report}");
+    }
     println!("\nanswers      sold {answered}, capped {capped}, of {LEADS}");
     let latency = report.latency_us;
     #[allow(clippy::cast_precision_loss, reason = "microseconds shown as milliseconds")]

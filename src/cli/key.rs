@@ -20,7 +20,7 @@ pub fn run() -> ExitCode {
     }
     let key = format!("{PREFIX}{}", hex(&bytes));
     println!("key, shown this once:      {key}");
-    println!("for the publisher's table: keys_sha256 = [\"{}\"]", hash_hex(&key));
+    println!("for the publisher's or the buyer's table: keys_sha256 = [\"{}\"]", hash_hex(&key));
     ExitCode::SUCCESS
 }
 

@@ -27,7 +27,7 @@ use crate::intake::refusal::Refusal;
 /// Longest part of an answer that is shown.
 const SHOWN_BYTES_MAX: usize = 4096;
 /// The lead that is sent when none is named. The number is from the range for fiction, the address from the one for examples.
-const SAMPLE: &str = r#"{"first_name":"Test","last_name":"Lead","email":"test.lead@example.com","phone":"2015550123",
+const SAMPLE: &str = r#"{"first_name":"Ada","last_name":"Byron","email":"ada.byron@example.com","phone":"2015550123",
     "address":"1 Example Street","city":"Hoboken","state":"NJ","zip":"07030","country":"US"}"#;
 
 /// Arguments of `capgate try-buyer`.

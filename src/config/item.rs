@@ -2,6 +2,7 @@
 //! nobody asked for is a problem.
 
 use std::cell::RefCell;
+use std::collections::HashSet;
 use std::fmt::Display;
 use std::path::PathBuf;
 
@@ -159,7 +160,9 @@ impl<'a> Reader<'a> {
 
     /// Every key that was not asked for is unknown.
     pub(super) fn finish(self) {
-        let asked = self.asked.borrow();
+        let mut asked = self.asked.borrow().clone();
+        let mut seen = HashSet::new();
+        asked.retain(|key| seen.insert(*key));
         for entry in &self.table.entries {
             if asked.contains(&entry.key.as_str()) {
                 continue;

@@ -182,7 +182,10 @@ pub fn refused(refusal: &Refusal) -> Reply {
     match refusal {
         Refusal::Malformed(detail) => plain(StatusCode::BAD_REQUEST, detail),
         Refusal::Unauthorized => with(
-            plain(StatusCode::UNAUTHORIZED, "send one valid API key as a bearer token or in X-Api-Key"),
+            plain(
+                StatusCode::UNAUTHORIZED,
+                "send one valid API key as a bearer token or in X-Api-Key, and the signature where one was agreed",
+            ),
             WWW_AUTHENTICATE,
             HeaderValue::from_static("Bearer"),
         ),
@@ -212,7 +215,7 @@ pub fn refused(refusal: &Refusal) -> Reply {
         Refusal::NotSold => plain(StatusCode::CONFLICT, "the lead was not sold to this buyer"),
         Refusal::TooLate(detail) => plain(StatusCode::CONFLICT, detail),
         Refusal::Undecided { retry_after_s } => with(
-            plain(StatusCode::CONFLICT, "the sale is not booked yet: ask again"),
+            plain(StatusCode::CONFLICT, "whether this buyer has it is not settled yet: ask again"),
             RETRY_AFTER,
             HeaderValue::from(*retry_after_s),
         ),

@@ -105,8 +105,13 @@ impl Walk<'_> {
         self.gateway.units_given_back(&held.key.buyer, &held.money_charges());
         match (commit, closed) {
             (_, Some(reply)) => After::Closed(Box::new(ClosedWithCommit { verdict, close, reply })),
-            // A repeat of a commit whose reply was lost.
-            (EndReply::Already(_) | EndReply::Done, None) => After::Final(verdict),
+            // A repeat of a commit whose reply was lost. Whether that one met the open lease and booked the sale, or a doubt
+            // that recovery had made of it and left the booking to the verdict, cannot be told any more: the verdict books,
+            // which changes nothing where it is booked already (P6).
+            (EndReply::Already(_) | EndReply::Done, None) => {
+                self.verdict_books = true;
+                After::Final(verdict)
+            }
             // Recovery was faster: it took this gateway for dead. The unit counts once, and the lead is sold by this yes if
             // nobody else has it.
             (reply @ (EndReply::Late { .. } | EndReply::Missing), None) => {
