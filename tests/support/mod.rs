@@ -471,8 +471,10 @@ fn is_whole(detail: &LeadDetail) -> bool {
     let attempts = candidates.filter(|candidate| is_attempt(&candidate["check"])).count();
     match detail.lead.status {
         LeadStatus::Pending => false,
+        // It tells of attempts that were not made.
+        _ if detail.lead.is_test => true,
         LeadStatus::Sold => detail.attempts.len() >= attempts.max(1) && !detail.entries.is_empty(),
-        LeadStatus::Unsold | LeadStatus::InDoubt => detail.lead.is_test || detail.attempts.len() >= attempts,
+        LeadStatus::Unsold | LeadStatus::InDoubt => detail.attempts.len() >= attempts,
     }
 }
 
