@@ -42,7 +42,7 @@ impl Rig {
     }
 
     async fn post(&self) -> Answer {
-        let answer = post(&client(), self.gateway.intake, "k", &lead(1)).await;
+        let answer = post_until_taken(&client(), self.gateway.intake, "k", &lead(1)).await;
         assert!(answer.took < PROMPT, "answered after {:?}", answer.took);
         assert_eq!(answer.status, 200);
         answer

@@ -15,7 +15,7 @@ use crate::{
     reconcile::number,
     redis_support::Raw,
     server::Server,
-    support::{Proxy, attempts, closed, get, leads, post, post_until_taken},
+    support::{Proxy, attempts, closed, get, leads, post_until_taken},
 };
 
 /// Short times, so that recovery is due within seconds.
@@ -280,7 +280,10 @@ mod on_servers {
         place.backing.ledger_url = direct;
         gateway.until_ready().await;
         for number in 0..50 {
-            assert_eq!(post(&client(), gateway.intake, &format!("k{number}"), &lead(number)).await.status, 200);
+            assert_eq!(
+                post_until_taken(&client(), gateway.intake, &format!("k{number}"), &lead(number)).await.status,
+                200
+            );
             if number == 20 {
                 proxy.stall();
             }

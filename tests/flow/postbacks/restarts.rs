@@ -8,7 +8,7 @@ use capgate::ledger::PostbackState;
 
 use super::receiver::{Answer, Receiver, status};
 use super::told_at;
-use crate::support::{Place, client, lead, post, until};
+use crate::support::{Place, client, lead, post, post_until_taken, until};
 
 /// Moves what waits, and whose claims are still held, an hour back: as if the hour had passed.
 async fn an_hour_passes(place: &Place) {
@@ -31,7 +31,7 @@ async fn p5_postbacks_survive_kills_and_a_receiver_that_is_down() {
     let mut gateway = place.spawn("gateway.toml", "");
     gateway.until_ready().await;
     for number in 0..4 {
-        assert_eq!(post(&client(), gateway.intake, &format!("k{number}"), &lead(number)).await.status, 200);
+        assert_eq!(post_until_taken(&client(), gateway.intake, &format!("k{number}"), &lead(number)).await.status, 200);
     }
     until("all are on their way", async || receiver.posts("/p").len() >= 4).await;
     gateway.kill();
@@ -109,8 +109,7 @@ async fn three_gateways_send_each_postback_once_on_servers() {
     let gateways = [place.start("").await, place.start("").await, place.start("").await];
     let client = client();
     for (number, gateway) in (0..150).zip(gateways.iter().cycle()) {
-        let answer =
-            crate::support::post_until_taken(&client, gateway.intake, &format!("k{number}"), &lead(number)).await;
+        let answer = post_until_taken(&client, gateway.intake, &format!("k{number}"), &lead(number)).await;
         assert_eq!(answer.status, 200, "{answer:?}");
     }
     let ledger = place.ledger().await;
