@@ -3,7 +3,8 @@
 --
 -- KEYS 1 life  2 unread  3 journal:<life>
 -- Reply   {life or '', '1' when this is the server it was begun on else '0', 'open', 'closed' or '', server,
---          place up to which leads have been read back from the books or '', last entry ever appended to the journal given}
+--          place up to which leads have been read back from the books or '', last entry ever appended to the journal given,
+--          last entry that it holds}
 
 local number, here, state = standing(KEYS[1])
 local tip = '0-0'
@@ -15,4 +16,5 @@ if redis.call('EXISTS', KEYS[3]) == 1 then
     end
   end
 end
-return { number or '', here and '1' or '0', state or '', server(), redis.call('GET', KEYS[2]) or '', tip }
+return { number or '', here and '1' or '0', state or '', server(), redis.call('GET', KEYS[2]) or '', tip,
+  newest(KEYS[3]) }

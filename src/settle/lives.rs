@@ -283,10 +283,11 @@ impl Lives {
             let target = match memory.targets.get(&partition) {
                 Some((of, target)) if *of == life => *target,
                 _ => {
-                    // Read after everybody has joined: it stands behind everything that was restated.
-                    let tip = gateway.store.standing(partition).await?.tip;
-                    memory.targets.insert(partition, (life, tip));
-                    tip
+                    // Read after everybody has joined: it stands behind everything that was restated. Not the tip: of entries
+                    // that were trimmed under the old life nobody settles anything again, and nothing would ever open.
+                    let newest = gateway.store.standing(partition).await?.newest;
+                    memory.targets.insert(partition, (life, newest));
+                    newest
                 }
             };
             if entry < target {

@@ -25,8 +25,10 @@ pub struct Standing {
     pub is_open: bool,
     /// The server that answers.
     pub server: String,
-    /// The last entry ever appended to the life's journal.
+    /// The last entry ever appended to the life's journal, trimmed or not.
     pub tip: EntryId,
+    /// The last entry that the journal still holds, `0-0` when everything in it is settled and trimmed.
+    pub newest: EntryId,
     /// What the store has to be told again.
     pub read_back: ReadBack,
 }

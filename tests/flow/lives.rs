@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use capgate::cli::stub_buyer::StubBuyer;
-use capgate::domain::id::LeadId;
+use capgate::domain::event::EntryId;
+use capgate::domain::id::{LeadId, Partition};
 use capgate::domain::outcome::LeadStatus;
 use capgate::settle::reconcile::reconcile;
 use parking_lot::Mutex;
@@ -242,6 +243,42 @@ async fn f29_p5_a_server_that_is_killed_and_comes_back_loses_no_unit() {
         assert!(back.elapsed() < Duration::from_mins(1), "{:?}", back.elapsed());
     }
     rig.finish().await;
+}
+
+/// Nothing waits for settlement and nobody has anything to restate: what is there is all there is to prove.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f22_p8_a_server_that_comes_back_in_a_quiet_moment_opens_again() {
+    let mut server = Server::start(&["--maxmemory-policy", "noeviction", "--appendonly", "yes"]).await;
+    let stub = StubBuyer::on_loopback(behaviours(&["/a=accept"]), 1).await.expect("a stub buyer");
+    let mut place = Place::on_redis(server.url()).await;
+    place.backing.store_more = SLOW_MACHINE;
+    let more = "timeout_ms = 6000\n[[buyer.cap]]\nwindow = \"day\"\nleads = 2";
+    place.write_routing(&routing(&[BuyerLine { id: "a", url: stub.url("/a"), more, price: "9.00" }]));
+    let gateway = place.start("").await;
+    let sold = async |key: &str| post_until_taken(&client(), gateway.intake, key, &lead(1)).await.lead();
+    let ledger = place.ledger().await;
+    assert_eq!(closed(&ledger, sold("before").await).await.lead.status, LeadStatus::Sold);
+    let store = &gateway.app.gateway.store;
+    until("every journal is trimmed", async || {
+        let mut entries = 0;
+        for partition in (0..store.partitions()).map(Partition) {
+            entries += usize::from(store.standing(partition).await.expect("it answers").newest != EntryId::default());
+        }
+        entries == 0
+    })
+    .await;
+    server.kill();
+    server.run().await;
+    until("the gateway is ready again", async || {
+        metric(&gateway, "capgate_new_life_total").await > 0.0
+            && get(&client(), gateway.admin, "/readyz").await.status == 200
+    })
+    .await;
+    assert_eq!(closed(&ledger, sold("after").await).await.lead.status, LeadStatus::Sold);
+    assert_eq!(closed(&ledger, sold("one-over").await).await.lead.status, LeadStatus::Unsold, "P1");
+    gateway.app.shut_down().await;
+    ledger.shut_down().await;
+    place.backing.clean().await;
 }
 
 /// A primary with a copy, as a failover setup has them.

@@ -62,6 +62,7 @@ mod tests {
             is_open: true,
             server: "a".into(),
             tip: EntryId { ms: tip_ms, seq: 0 },
+            newest: EntryId::default(),
             read_back: ReadBack::Done,
         }
     }

@@ -22,14 +22,15 @@ const NEW_KEYS_MAX: usize = 10_000;
 
 impl State {
     pub(super) fn standing(&mut self, partition: Partition) -> Result<Standing, StoreError> {
-        let tip = self.journal_tip(partition)?;
         let state = self.partition(partition)?;
+        let journal = state.life.and_then(|life| state.journals.get(&life));
         Ok(Standing {
             life: state.life,
             is_here: state.life.is_some(),
             is_open: state.life.is_some(),
             server: "this process".to_owned(),
-            tip,
+            tip: journal.map(|journal| journal.tip).unwrap_or_default(),
+            newest: journal.and_then(|journal| journal.entries.back()).map(|entry| entry.id).unwrap_or_default(),
             read_back: state.read_back,
         })
     }

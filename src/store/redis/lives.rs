@@ -46,6 +46,7 @@ impl RedisStore {
                     is_open: nth(parts, 2)?.text()? == "open",
                     server: nth(parts, 3)?.text()?.to_owned(),
                     tip: entry_id(nth(parts, 5)?)?,
+                    newest: entry_id(nth(parts, 6)?)?,
                     read_back: parse_read_back(nth(parts, 4)?.text()?)?,
                 });
             }

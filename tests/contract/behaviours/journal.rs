@@ -50,9 +50,13 @@ pub async fn journal_is_read_in_order_and_trimmed_by_the_mark<H: Harness>() {
     store.trim_journal(&mark).await.unwrap();
     assert_eq!(store.read_journal(&start, 100).await, Ok(vec![]));
     assert_eq!(store.journal_tip(start.partition).await, Ok(all[9].id), "the tip outlives its entry");
+    let standing = store.standing(start.partition).await.unwrap();
+    assert_eq!((standing.tip, standing.newest), (all[9].id, EntryId::default()), "nothing waits for settlement");
     assert_eq!(store.admit(&admit(&*store, LeadId::generate(), None)).await, Ok(Admission::New));
     let next = store.read_journal(&mark, 100).await.unwrap();
     assert!(next.len() == 1 && next[0].id > all[9].id);
+    let standing = store.standing(start.partition).await.unwrap();
+    assert_eq!((standing.tip, standing.newest), (next[0].id, next[0].id));
     h.stop().await;
 }
 
