@@ -23,6 +23,9 @@ use super::{LedgerError, MigrationStep};
 /// How long a writer waits for a writer of another process.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Between two tries to open a file that another process is opening for the first time.
+const BUSY_PAUSE: Duration = Duration::from_millis(20);
+
 const MIGRATIONS: &[schema::Source] = &[
     schema::Source { version: 1, description: "books", sql: include_str!("../../migrations/sqlite/0001_books.sql") },
     schema::Source { version: 2, description: "lives", sql: include_str!("../../migrations/sqlite/0002_lives.sql") },
@@ -91,8 +94,18 @@ impl SqlLedger<SqliteDatabase> {
                 .idle_timeout(None)
                 .max_lifetime(None)
         };
-        // The first connection makes the file and turns WAL on, before readers that may do neither.
-        let writer = pool(1).connect_with(options.clone()).await.map_err(|error| {
+        // The first connection makes the file and turns WAL on, before readers that may do neither. Of two processes that turn
+        // it on at once, SQLite refuses one at once, whatever `busy_timeout` says.
+        let deadline = tokio::time::Instant::now() + BUSY_TIMEOUT;
+        let opened = loop {
+            match pool(1).connect_with(options.clone()).await {
+                Err(error) if is_busy(&error) && tokio::time::Instant::now() < deadline => {
+                    tokio::time::sleep(BUSY_PAUSE).await;
+                }
+                opened => break opened,
+            }
+        };
+        let writer = opened.map_err(|error| {
             let name = path.display();
             match classify(&error) {
                 DbError::Schema(text) => LedgerError::Schema(format!("{name}: {text}")),
@@ -155,6 +168,10 @@ impl Database for SqliteDatabase {
 }
 
 session!(sqlx::Sqlite, classify);
+
+fn is_busy(error: &sqlx::Error) -> bool {
+    matches!(classify(error), DbError::Conflict(_))
+}
 
 /// Reads an error by its result code; messages may quote values.
 fn classify(error: &sqlx::Error) -> DbError {
