@@ -1,6 +1,7 @@
 //! `capgate demo`: the main job in one process and one command, with the headline test and its proof.
 
 use std::fmt::Write as _;
+use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
@@ -36,6 +37,12 @@ const WITHIN: Duration = Duration::from_secs(5);
 /// The publisher's promise: no answer slower than this at the 99th percentile.
 const ANSWER_P99_MAX: Duration = Duration::from_millis(250);
 const SETTLE_PATIENCE: Duration = Duration::from_secs(30);
+/// A publisher sends a lead again that is refused for the moment.
+const RESENDS: u32 = 5;
+/// A disk that keeps a write within this time is quiet, as the slowest of so many writes shows.
+const QUIET: Duration = Duration::from_millis(25);
+const DISK_WRITES: usize = 10;
+const DISK_PATIENCE: Duration = Duration::from_secs(60);
 const KEY: &str = "demo-key";
 
 /// A stub buyer of the demo.
@@ -70,6 +77,14 @@ async fn demo(keep: bool) -> Result<bool, String> {
     let (file, routing, _) = RoutingFile::open(&config, &|_: &str| None).map_err(|problems| problems.to_string())?;
     let app = App::start(config, routing, file, Arc::new(SystemClock)).await.map_err(|error| error.to_string())?;
 
+    let write = tokio::task::spawn_blocking({
+        let file = folder.path().join("disk");
+        move || quiet_disk(&file)
+    });
+    let write = write.await.map_err(|error| error.to_string())?.map_err(|error| format!("the disk: {error}"))?;
+    #[allow(clippy::cast_precision_loss, reason = "microseconds shown as milliseconds")]
+    let write_ms = write.as_micros() as f64 / 1_000.0;
+    println!("disk keeps a write within {write_ms:.1} ms: here every lead waits for that, or for a write of many");
     println!(
         "{LEADS} leads over {CONNECTIONS} connections within {} s, three stub buyers, embedded store, SQLite\n",
         WITHIN.as_secs()
@@ -85,6 +100,26 @@ async fn demo(keep: bool) -> Result<bool, String> {
     app.shut_down().await;
     stub.stop();
     Ok(is_right)
+}
+
+/// A disk that still writes down a build makes each lead wait until it is kept (P5): waits until it is done, or for a minute.
+/// Answers how long the slowest of the last writes took.
+fn quiet_disk(file: &Path) -> std::io::Result<Duration> {
+    let mut file = std::fs::File::create(file)?;
+    let deadline = Instant::now() + DISK_PATIENCE;
+    loop {
+        let mut slowest = Duration::ZERO;
+        for _ in 0..DISK_WRITES {
+            let started = Instant::now();
+            file.write_all(&[0; 4_096])?;
+            file.sync_data()?;
+            slowest = slowest.max(started.elapsed());
+        }
+        if slowest <= QUIET || Instant::now() >= deadline {
+            return Ok(slowest);
+        }
+        std::thread::sleep(Duration::from_millis(250));
+    }
 }
 
 fn configuration(folder: &Path) -> Result<Config, String> {
@@ -140,6 +175,7 @@ async fn load(intake: SocketAddr) -> Result<StressReport, String> {
         fields: Vec::new(),
         timeout: Duration::from_secs(10),
         follow: Duration::from_secs(20),
+        resends: RESENDS,
         keep_verdicts: false,
         show_progress: std::io::IsTerminal::is_terminal(&std::io::stderr()),
     };

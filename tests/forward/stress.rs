@@ -23,6 +23,7 @@ fn plan(port: u16, leads: u64, connections: u64) -> StressPlan {
         fields: vec![("state".into(), "TX".into())],
         timeout: Duration::from_secs(10),
         follow: Duration::ZERO,
+        resends: 0,
         keep_verdicts: true,
         show_progress: false,
     }
@@ -48,6 +49,24 @@ async fn a_burst_sends_each_lead_once_under_its_own_key() {
     assert!(0 < latency.p50 && latency.p50 <= latency.p99 && latency.p99 <= latency.max);
     let indexes: Vec<u64> = report.verdicts.iter().map(|verdict| verdict.index).collect();
     assert_eq!(indexes, (0..500).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn what_is_refused_for_the_moment_is_sent_again_with_its_key() {
+    let behaviour = format!("{LEADS}=random:accept=60,error:503=40").parse::<PathBehaviour>().unwrap();
+    let stub = StubBuyer::on_loopback(vec![behaviour], 3).await.unwrap();
+    let plan = StressPlan { resends: 1, ..plan(stub.addr().port(), 40, 40) };
+    let report = run(plan).await.unwrap();
+    let stats = stub.stats(LEADS);
+    assert_eq!((report.sent, report.answered, stats.distinct), (40, 40, 40));
+    assert!(report.repeated > 0 && report.repeated == stats.duplicates, "{report}");
+    assert_eq!(report.total("accepted"), stats.accepted);
+    assert_eq!(report.total("accepted") + report.total("503"), 40, "the last answer counts: {report}");
+    let first = Duration::from_micros(report.latency_us.p90);
+    assert!(
+        first + Duration::from_millis(500) < Duration::from_millis(report.duration_ms),
+        "without the pause: {report}"
+    );
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::header::RETRY_AFTER;
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1::{SendRequest, handshake};
@@ -12,6 +13,9 @@ use tokio::time::timeout;
 
 /// Answers are small; what is larger is not one of ours.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
+
+/// Longest pause before a request is sent again, whatever `Retry-After` asks for.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// Why a lead has no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +36,21 @@ impl NoAnswer {
             Self::Broken => "broken",
             Self::Timeout => "timeout",
         }
+    }
+}
+
+/// What the gateway answered.
+pub struct Reply {
+    pub status: StatusCode,
+    pub body: Bytes,
+    retry_after: Option<Duration>,
+}
+
+impl Reply {
+    /// How long a publisher waits before it sends the same again; `None` for an answer that stands.
+    pub fn come_again_after(&self) -> Option<Duration> {
+        let is_for_now = matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
+        is_for_now.then(|| self.retry_after.unwrap_or(PAUSE_MAX).min(PAUSE_MAX))
     }
 }
 
@@ -59,7 +78,7 @@ impl Connection {
     ///
     /// # Errors
     /// [`NoAnswer`]; the next request connects anew.
-    pub async fn send(&mut self, request: &Request<Full<Bytes>>) -> Result<(StatusCode, Bytes), NoAnswer> {
+    pub async fn send(&mut self, request: &Request<Full<Bytes>>) -> Result<Reply, NoAnswer> {
         let limit = self.timeout;
         let sent = timeout(limit, async {
             let was_kept = self.open.is_some();
@@ -78,7 +97,7 @@ impl Connection {
         result
     }
 
-    async fn exchange(&mut self, request: &Request<Full<Bytes>>) -> Result<(StatusCode, Bytes), NoAnswer> {
+    async fn exchange(&mut self, request: &Request<Full<Bytes>>) -> Result<Reply, NoAnswer> {
         // Taken out, so that a request that is cut by its time-out leaves no half-used connection behind.
         let mut sender = match self.open.take() {
             Some(open) => open,
@@ -87,10 +106,12 @@ impl Connection {
         sender.ready().await.map_err(|_| NoAnswer::Broken)?;
         let response = sender.send_request(request.clone()).await.map_err(|_| NoAnswer::Broken)?;
         let status = response.status();
+        let retry_after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+        let retry_after = retry_after.map(Duration::from_secs);
         let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
         let body = body.map_err(|_| NoAnswer::Broken)?.to_bytes();
         self.open = Some(sender);
-        Ok((status, body))
+        Ok(Reply { status, body, retry_after })
     }
 }
 

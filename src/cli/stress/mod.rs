@@ -18,7 +18,7 @@ use serde::Deserialize;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use self::connection::Connection;
+use self::connection::{Connection, Reply};
 pub use self::plan::{InvalidPlan, Pace, StressArgs, StressPlan};
 use self::report::count;
 pub use self::report::{Latency, LeadVerdict, StressReport};
@@ -183,7 +183,7 @@ impl Run {
         loop {
             let index = self.next.fetch_add(1, Ordering::Relaxed);
             if index >= self.plan.leads {
-                tally.repeated = connection.repeated();
+                tally.repeated += connection.repeated();
                 return tally;
             }
             let request = self.request(index);
@@ -197,10 +197,16 @@ impl Run {
                 }
             };
             tally.sent += 1;
-            let answer = connection.send(&request).await;
+            let mut answer = connection.send(&request).await;
             let latency_us = u64::try_from(due.elapsed().as_micros()).unwrap_or(u64::MAX);
+            for _ in 0..self.plan.resends {
+                let Some(pause) = answer.as_ref().ok().and_then(Reply::come_again_after) else { break };
+                sleep(pause).await;
+                tally.repeated += 1;
+                answer = connection.send(&request).await;
+            }
             let (lead_id, verdict) = match answer {
-                Ok((status, body)) => {
+                Ok(Reply { status, body, .. }) => {
                     let (lead_id, word) = Answer::read(status, &body);
                     count(&mut tally.counts.answers, &word);
                     tally.latencies.push(latency_us);
@@ -237,11 +243,12 @@ impl Run {
                 let answer = match uri {
                     Ok(uri) if !is_over => {
                         *request.uri_mut() = uri;
-                        connection.send(&request).await.ok()
+                        connection.send(&request).await.ok().filter(|reply| reply.come_again_after().is_none())
                     }
                     _ => None,
                 };
-                match answer.map(|(status, body)| Answer::read(status, &body).1).filter(|word| word != "pending") {
+                let word = answer.map(|reply| Answer::read(reply.status, &reply.body).1);
+                match word.filter(|word| word != "pending") {
                     Some(word) => {
                         count(&mut report.followed, &word);
                         if let Ok(place) = report.verdicts.binary_search_by_key(&index, |verdict| verdict.index) {

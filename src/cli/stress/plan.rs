@@ -48,6 +48,9 @@ pub struct StressArgs {
     /// Ask at most so many seconds for the verdicts of leads that were answered "pending"
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     pub follow: u64,
+    /// Send a lead that is answered 429 or 503 again, with its key, at most so many times. Latencies are of first answers
+    #[arg(long, value_name = "TIMES", default_value_t = 0)]
+    pub resend: u32,
     /// Print the summary as JSON
     #[arg(long)]
     pub json: bool,
@@ -99,6 +102,8 @@ pub struct StressPlan {
     pub timeout: Duration,
     /// Longest wait for the verdicts of pending leads; zero: they stay `pending`.
     pub follow: Duration,
+    /// How often a lead that is answered 429 or 503 is sent again.
+    pub resends: u32,
     /// Keep each lead's id and verdict.
     pub keep_verdicts: bool,
     /// Say on standard error how far the run is.
@@ -144,6 +149,7 @@ impl StressArgs {
             fields: self.fields,
             timeout: Duration::from_millis(self.timeout_ms),
             follow: Duration::from_secs(self.follow),
+            resends: self.resend,
             keep_verdicts: false,
             show_progress: io::stderr().is_terminal(),
         })

@@ -63,13 +63,14 @@ pub struct StressReport {
     pub answers: BTreeMap<String, u64>,
     /// Leads without an answer: `connect`, `broken`, `timeout`.
     pub errors: BTreeMap<String, u64>,
-    /// Leads sent again, with the same key, because a kept connection was closed under them.
+    /// Requests sent again, with the same key, because a kept connection was closed under them or because the gateway asked
+    /// for it (429, 503).
     pub repeated: u64,
     /// Of the leads whose answer was `pending`, by final verdict; only when they were followed. Those that were still
     /// undecided in the end stay `pending`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub followed: BTreeMap<String, u64>,
-    /// See [`Latency`].
+    /// Of each lead's first answer. See [`Latency`].
     pub latency_us: Latency,
     /// From the first lead to the last answer, without the following.
     pub duration_ms: u64,
