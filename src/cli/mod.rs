@@ -15,6 +15,7 @@ mod resolve;
 mod serve;
 pub mod stress;
 pub mod stub_buyer;
+mod switch;
 mod table;
 mod try_buyer;
 
@@ -84,6 +85,12 @@ enum Command {
     Explain(explain::ExplainArgs),
     /// End attempts that are in doubt: the unit is kept and the sale booked, or given back
     Resolve(resolve::ResolveArgs),
+    /// Offer a buyer nothing more, at every gateway, until it is resumed
+    Pause(switch::PauseArgs),
+    /// Offer a paused buyer leads again
+    Resume(switch::PauseArgs),
+    /// Put the routing file in force now, whole or not at all
+    Reload(switch::ReloadArgs),
     /// Send one test lead to one buyer and show what was sent, what came back and how it was read
     TryBuyer(try_buyer::TryBuyerArgs),
     /// Generate load against a running gateway
@@ -116,6 +123,9 @@ pub fn run() -> ExitCode {
         Command::Postbacks(command) => postbacks::run(&command),
         Command::Explain(args) => explain::run(&args),
         Command::Resolve(args) => resolve::run(&args),
+        Command::Pause(args) => switch::pause(&args),
+        Command::Resume(args) => switch::resume(&args),
+        Command::Reload(args) => switch::reload(&args),
         Command::TryBuyer(args) => try_buyer::run(&args),
         Command::Stress(args) => run_stress(args),
         Command::Key => key::run(),

@@ -83,6 +83,7 @@ struct Trial {
     lead: Arc<Lead>,
     price: Micros,
     currency: Currency,
+    has_offer: bool,
 }
 
 impl Trial {
@@ -127,6 +128,7 @@ impl Trial {
             buyer: Arc::clone(buyer),
             lead: Arc::new(lead),
             price: offer.map_or(Micros(0), |offer| offer.price),
+            has_offer: offer.is_some(),
             currency: currency.ok_or("there is no currency")?,
         })
     }
@@ -142,6 +144,9 @@ impl Trial {
                 self.buyer.id
             );
             println!("No cap is asked, no unit is taken, nothing is stored.\n");
+            if !self.has_offer {
+                println!("No campaign offers leads to this buyer: the price is 0.00.\n");
+            }
         }
         let Some(permit) = forwarder.enter(&self.buyer) else { return fail("the buyer takes nothing at once") };
         let tracer = Arc::<Tracer>::default();
@@ -254,7 +259,7 @@ impl Report<'_> {
         match &self.trace.answer {
             None => writeln!(out, "No answer after {ms} ms.\n")?,
             Some(answer) => {
-                writeln!(out, "< {} after {ms} ms", answer.status)?;
+                writeln!(out, "< {} after {} ms", answer.status, answer.after.as_millis())?;
                 for (name, value) in shown_headers(&answer.headers) {
                     writeln!(out, "< {name}: {value}")?;
                 }

@@ -1,6 +1,8 @@
 //! What one forward sent and what came back, for people who connect a buyer. Secrets are masked; leads are not, so nothing of
 //! it may reach a log (P9).
 
+use std::time::{Duration, Instant};
+
 use http::HeaderMap;
 use parking_lot::Mutex;
 
@@ -20,6 +22,7 @@ pub struct Trace {
     pub request: Option<SentRequest>,
     /// Absent: no head of an answer came.
     pub answer: Option<SeenAnswer>,
+    since: Option<Instant>,
 }
 
 /// A request as it was written, with masks in the place of secrets.
@@ -40,6 +43,8 @@ pub struct SentRequest {
 pub struct SeenAnswer {
     /// HTTP status.
     pub status: u16,
+    /// From the request to its first line.
+    pub after: Duration,
     /// Its headers.
     pub headers: HeaderMap,
     /// Absent while it has not come whole.
@@ -66,17 +71,20 @@ impl Tracer {
 
     pub(super) fn request(&self, buyer: &Buyer, offered: &Offered<'_>, headers: &HeaderMap) -> Result<(), BadMessage> {
         let body = request::body(&buyer.request, offered, Secrets::Masked)?;
-        self.0.lock().request = Some(SentRequest {
+        let request = SentRequest {
             method: request::method(&buyer.request).to_string(),
             url: request::url(buyer, offered, Secrets::Masked)?.to_string(),
             headers: headers.clone(),
             body: String::from_utf8_lossy(&body).into_owned(),
-        });
+        };
+        *self.0.lock() = Trace { request: Some(request), answer: None, since: Some(Instant::now()) };
         Ok(())
     }
 
     pub(super) fn head(&self, status: u16, headers: &HeaderMap) {
-        self.0.lock().answer = Some(SeenAnswer { status, headers: headers.clone(), body: None });
+        let mut trace = self.0.lock();
+        let after = trace.since.map(|since| since.elapsed()).unwrap_or_default();
+        trace.answer = Some(SeenAnswer { status, after, headers: headers.clone(), body: None });
     }
 
     pub(super) fn body(&self, bytes: &[u8]) {

@@ -1,5 +1,7 @@
 //! What operators rely on: readiness that does not lie, reload whole or not at all, bounded metrics and logs.
 
+use std::process::Command;
+
 use capgate::cli::stub_buyer::{Behaviour, StubBuyer};
 
 use crate::headline::behaviours;
@@ -142,6 +144,24 @@ async fn a_paused_buyer_gets_nothing_until_it_is_resumed() {
     let nobody =
         client().post(format!("http://{}/v1/buyers/nobody/pause", gateway.admin)).send().await.expect("an answer");
     assert_eq!(nobody.status().as_u16(), 404);
+
+    let admin = format!("http://{}", gateway.admin);
+    let run = |words: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_capgate"));
+        let output = tokio::task::block_in_place(|| command.args(words).args(["--admin", &admin]).output());
+        output.expect("capgate runs").status.code()
+    };
+    assert_eq!(run(&["pause", "sunco"]), Some(0));
+    assert_eq!(sold(&gateway, 3).await, "no_buyer");
+    assert_eq!(run(&["resume", "sunco"]), Some(0));
+    assert_eq!(sold(&gateway, 4).await, "sold");
+    assert_eq!(run(&["pause", "nobody"]), Some(1));
+    place.write_routing(&one_buyer(&stub, "other", ""));
+    assert_eq!(run(&["reload"]), Some(0));
+    place.write_routing("not a routing file");
+    assert_eq!(run(&["reload"]), Some(1));
+    assert_eq!(run(&["pause", "sunco"]), Some(1), "the routing in force has the other buyer");
+    assert_eq!(run(&["pause", "other"]), Some(0));
     gateway.app.shut_down().await;
 }
 
