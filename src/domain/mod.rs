@@ -1,5 +1,6 @@
 //! Pure types: what a lead, a buyer, a cap and an outcome *are*. No tokio, no I/O.
 
+pub mod address;
 pub mod cap;
 pub mod event;
 pub mod explanation;
