@@ -258,6 +258,8 @@ pub enum FieldSource {
     CampaignId,
     /// `$publisher_id`
     PublisherId,
+    /// `$phone_e164`: the phone in E.164; left out where it is no number in use.
+    PhoneE164,
     /// `$price`: what the offer asks.
     Price,
     /// `$currency`
