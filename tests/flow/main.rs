@@ -22,6 +22,7 @@ mod cluster;
 mod cluster_support;
 mod crash;
 mod headline;
+mod inputs;
 mod ledger_away;
 #[cfg(feature = "server-tests")]
 mod lives;
