@@ -45,6 +45,7 @@ mod server;
 mod settling;
 #[cfg(feature = "server-tests")]
 mod soak;
+mod sockets;
 #[cfg(feature = "server-tests")]
 mod store_setup;
 #[cfg(feature = "server-tests")]
