@@ -262,7 +262,11 @@ fn single(headers: &HeaderMap, name: HeaderName) -> Result<Option<&str>, ()> {
     value.to_str().map(Some).map_err(|_| ())
 }
 
-pub(super) fn body_type(headers: &HeaderMap) -> Result<BodyType, Refusal> {
+/// How a body is written, by its headers.
+///
+/// # Errors
+/// [`Refusal::UnsupportedMediaType`]: another type, another encoding of text, or compressed.
+pub fn body_type(headers: &HeaderMap) -> Result<BodyType, Refusal> {
     // A compressed body could be small here and huge behind us.
     match single(headers, CONTENT_ENCODING) {
         Ok(None) => {}
@@ -296,7 +300,8 @@ fn is_test_asked(uri: &Uri) -> Result<bool, Refusal> {
 }
 
 /// `Prefer: wait=N` (RFC 7240); anything that cannot be read is no preference.
-fn preferred_wait(headers: &HeaderMap) -> Option<Duration> {
+#[must_use]
+pub fn preferred_wait(headers: &HeaderMap) -> Option<Duration> {
     let values = headers.get_all("prefer").iter().filter_map(|value| value.to_str().ok());
     let mut preferences = values.flat_map(|value| value.split(',')).filter_map(|preference| {
         let (name, value) = preference.split(';').next()?.split_once('=')?;
