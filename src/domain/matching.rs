@@ -1,8 +1,8 @@
 //! When a value in a lead is the value in a rule: one meaning for caps and filters, so that a buyer's filter and the cap
 //! that guards it never disagree about a lead.
 
-use super::{phone, place};
 use super::routing::ZipPattern;
+use super::{phone, place};
 
 /// Is `given`, the lead's value of `field`, the `wanted` value of a rule?
 ///

@@ -97,7 +97,10 @@ async fn forward_through(lookup: fn() -> io::Result<Vec<IpAddr>>, is_private_all
     let buyer = buyer("http://buyer.example:9/leads", 1);
     let permit = forwarder.enter(&buyer).unwrap();
     let (price, currency) = (Micros(0), Currency::new("USD").unwrap());
-    forwarder.forward(ForwardOrder { buyer, lead: lead(&[]), country: "US".into(), price, currency, permit }).await.outcome
+    forwarder
+        .forward(ForwardOrder { buyer, lead: lead(&[]), country: "US".into(), price, currency, permit })
+        .await
+        .outcome
 }
 
 #[tokio::test]

@@ -169,7 +169,11 @@ mod tests {
         }
         let german = Campaign { country: "DE".into(), ..campaign("solar") };
         let there = |phone| by_fields(&[("phone", phone), ("email", "a@x.example")], &german);
-        assert_eq!(there("030 123456"), there("+49 30 123456"), "phones are read as the campaign's country writes them");
+        assert_eq!(
+            there("030 123456"),
+            there("+49 30 123456"),
+            "phones are read as the campaign's country writes them"
+        );
         assert_ne!(there("5550102030").unwrap(), first);
         let other = by_fields(&[("phone", "5550102030"), ("email", "a@x.example")], &roof).unwrap();
         assert_ne!(first, other, "another campaign is another lead");

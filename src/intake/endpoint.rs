@@ -58,7 +58,9 @@ impl Handler for Endpoint {
     async fn handle(&self, peer: IpAddr, head: Parts, body: &mut Body) -> Reply {
         let since = Instant::now();
         let answered = match route(&head.method, &head.uri) {
-            Ok(Route::PostLead { campaign }) => self.post_lead(campaign, Asker { peer, head: &head }, body, since).await,
+            Ok(Route::PostLead { campaign }) => {
+                self.post_lead(campaign, Asker { peer, head: &head }, body, since).await
+            }
             Ok(Route::GetLead { lead }) => self.get_lead(lead, Asker { peer, head: &head }).await,
             Ok(Route::GetOpenApi) => Ok(openapi::reply()),
             Ok(Route::PostReturn { buyer, lead }) => self.post_return(buyer, lead, &head, body).await,

@@ -34,7 +34,8 @@ async fn every_shipped_body_is_a_lead_that_is_sold_in_the_example_set_up() {
     place.write_routing(&format!("{routing}\n{}", publishers()));
     let gateway = place.start("").await;
     let ledger = place.ledger().await;
-    let mut bodies: Vec<_> = std::fs::read_dir(example("inputs")).expect("bodies").map(|it| it.expect("one").path()).collect();
+    let mut bodies: Vec<_> =
+        std::fs::read_dir(example("inputs")).expect("bodies").map(|it| it.expect("one").path()).collect();
     bodies.sort();
     let mut seen = Vec::new();
     for path in &bodies {

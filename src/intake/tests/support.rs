@@ -123,7 +123,15 @@ pub(crate) fn routing() -> Routing {
     let burst = publisher("burst", Some(Throttle { per_second: 1, burst: 2 }));
     let signed = Publisher { signing: SigningKey::new(SIGNING_SECRET).ok(), ..publisher("signed", None) };
     let from = |id, range: &str| Publisher { addresses: Some(vec![range.parse().unwrap()]), ..publisher(id, None) };
-    let all = vec![acme, slow, burst, signed, publisher("other", None), from("elsewhere", "203.0.113.0/24"), from("here", "127.0.0.0/8")];
+    let all = vec![
+        acme,
+        slow,
+        burst,
+        signed,
+        publisher("other", None),
+        from("elsewhere", "203.0.113.0/24"),
+        from("here", "127.0.0.0/8"),
+    ];
     routing_of_all(1, all, vec![buyer("sunco", 1), buyer("volt", 1)], vec![campaign("solar"), campaign("roof")])
 }
 
