@@ -1,6 +1,7 @@
 //! The admin API: routes, token, and the small bodies it takes.
 
 use std::future::Future;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -69,7 +70,7 @@ enum Ending {
 }
 
 impl Handler for Endpoint {
-    async fn handle(&self, head: Parts, body: &mut Body) -> Reply {
+    async fn handle(&self, _peer: IpAddr, head: Parts, body: &mut Body) -> Reply {
         self.answer(&head, body).await.unwrap_or_else(|refusal| reply::refused(&refusal))
     }
 

@@ -84,6 +84,7 @@ struct Trial {
     price: Micros,
     currency: Currency,
     has_offer: bool,
+    country: String,
 }
 
 impl Trial {
@@ -130,6 +131,7 @@ impl Trial {
             price: offer.map_or(Micros(0), |offer| offer.price),
             has_offer: offer.is_some(),
             currency: currency.ok_or("there is no currency")?,
+            country: campaign.map_or_else(|| "US".to_owned(), |campaign| campaign.country.clone()),
         })
     }
 
@@ -153,6 +155,7 @@ impl Trial {
         let order = ForwardOrder {
             buyer: Arc::clone(&self.buyer),
             lead: Arc::clone(&self.lead),
+            country: self.country.clone(),
             price: self.price,
             currency: self.currency,
             permit,

@@ -10,6 +10,7 @@ use super::answer::pointer;
 use super::item::{Item, Reader};
 use super::matching::percent_millionths;
 use super::routing::Known;
+use crate::domain::address::AddressRange;
 use crate::domain::field;
 use crate::domain::id::{CampaignId, PublisherId};
 use crate::domain::money::{Micros, Payout};
@@ -31,6 +32,7 @@ pub(super) fn read(
     if keys.is_empty() {
         reader.warn("keys_sha256", "names no key, so this publisher cannot send", "the hash that `capgate key` prints");
     }
+    let addresses = reader.item("addresses_allowed").map(|item| addresses(&item));
     let throttle = reader.table("throttle").and_then(throttle);
     let payout = reader.required("payout", PAYOUT).and_then(|item| item.table()).and_then(payout);
     let campaigns = reader.item("campaigns").map(|item| campaigns(&item, known));
@@ -41,6 +43,7 @@ pub(super) fn read(
     Some(Arc::new(Publisher {
         id: id.clone(),
         keys,
+        addresses,
         throttle,
         payout: payout?,
         campaigns,
@@ -123,6 +126,18 @@ fn key_hash(item: &Item<'_>) -> Option<KeyHash> {
         );
     }
     is_good.then_some(KeyHash(hash))
+}
+
+/// A range that is wrong is an error of the file, so that an odd list never means that there is none.
+fn addresses(item: &Item<'_>) -> Vec<AddressRange> {
+    let range = |(text, item): (&str, Item<'_>)| match text.trim().parse() {
+        Ok(range) => Some(range),
+        Err(error) => {
+            item.fail(error, "an address or a range, such as \"203.0.113.7\", \"203.0.113.0/24\", \"2001:db8::/32\"");
+            None
+        }
+    };
+    item.texts().into_iter().filter_map(range).collect()
 }
 
 fn throttle(reader: Reader<'_>) -> Option<Throttle> {

@@ -41,8 +41,18 @@ const OURS: [&str; 17] = [
 ];
 
 /// Names that a template may ask for, beside `lead.NAME` and `secrets.NAME`.
-const TEMPLATE_NAMES: [&str; 9] =
-    ["lead", "secrets", "lead_id", "campaign_id", "publisher_id", "price", "currency", "received_at", "test"];
+const TEMPLATE_NAMES: [&str; 10] = [
+    "lead",
+    "secrets",
+    "lead_id",
+    "campaign_id",
+    "publisher_id",
+    "phone_e164",
+    "price",
+    "currency",
+    "received_at",
+    "test",
+];
 /// Longest template.
 const TEMPLATE_BYTES_MAX: usize = 64 * 1024;
 /// Deepest groups of fields.
@@ -342,6 +352,7 @@ fn source(item: Item<'_>) -> Option<FieldSource> {
         ("$lead_id", FieldSource::LeadId),
         ("$campaign_id", FieldSource::CampaignId),
         ("$publisher_id", FieldSource::PublisherId),
+        ("$phone_e164", FieldSource::PhoneE164),
         ("$price", FieldSource::Price),
         ("$currency", FieldSource::Currency),
         ("$received_at", FieldSource::ReceivedAt),

@@ -1,12 +1,13 @@
 //! When a value in a lead is the value in a rule: one meaning for caps and filters, so that a buyer's filter and the cap
 //! that guards it never disagree about a lead.
 
-use super::place;
 use super::routing::ZipPattern;
+use super::{phone, place};
 
 /// Is `given`, the lead's value of `field`, the `wanted` value of a rule?
 ///
-/// Outer spaces and case never matter. States and countries match by code or name, a ZIP+4 matches its zip, and plain
+/// Outer spaces and case never matter. States and countries match by code or name, a ZIP+4 matches its zip, phones match
+/// however they are written (as by [`phone::is_same`]), and plain
 /// decimals match as numbers (`42`, `42.0`), digit by digit, so that long ids are never rounded into each other. A number
 /// with leading zeros is text: `007` is not `7`.
 #[must_use]
@@ -21,6 +22,8 @@ pub fn is_value(field: &str, wanted: &str, given: &str) -> bool {
         place::country(wanted) == place::country(given)
     } else if field.eq_ignore_ascii_case(place::ZIP) {
         place::Zip::new(given).matches(&ZipPattern::Exact(wanted.to_owned()))
+    } else if field.eq_ignore_ascii_case(phone::PHONE) {
+        phone::is_same(wanted, given)
     } else {
         decimal(wanted).is_some_and(|wanted| decimal(given) == Some(wanted))
     }
@@ -75,6 +78,9 @@ mod tests {
             ("state", "TX", "NY", false),
             ("country", "US", "U.S.A.", true),
             ("zip", "07030", "07030-1234", true),
+            ("phone", "+1 201 555 0123", "(201) 555-0123", true),
+            ("phone", "2015550123", "2015550124", false),
+            ("fax", "+1 201 555 0123", "(201) 555-0123", false),
             ("city", "TX", "Texas", false),
         ] {
             assert_eq!(is_value(field, wanted, given), is_match, "{field}: {wanted:?} {given:?}");

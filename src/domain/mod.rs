@@ -1,5 +1,6 @@
 //! Pure types: what a lead, a buyer, a cap and an outcome *are*. No tokio, no I/O.
 
+pub mod address;
 pub mod cap;
 pub mod event;
 pub mod explanation;
@@ -10,6 +11,7 @@ pub mod lease;
 pub mod matching;
 pub mod money;
 pub mod outcome;
+pub mod phone;
 pub mod place;
 pub mod pointer;
 pub mod routing;

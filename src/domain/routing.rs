@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use jiff::tz::TimeZone;
 
+use super::address::AddressRange;
 use super::cap::Cap;
 use super::id::{BuyerId, CampaignId, PublisherId};
 use super::lead::FieldValue;
@@ -78,6 +79,8 @@ pub struct Publisher {
     pub id: PublisherId,
     /// Keys in force.
     pub keys: Vec<KeyHash>,
+    /// Absent: it may send from anywhere. Otherwise its connections come from one of these.
+    pub addresses: Option<Vec<AddressRange>>,
     /// Absent: not throttled.
     pub throttle: Option<Throttle>,
     /// Its part of a sale.
@@ -255,6 +258,8 @@ pub enum FieldSource {
     CampaignId,
     /// `$publisher_id`
     PublisherId,
+    /// `$phone_e164`: the phone in E.164; left out where it is no number in use.
+    PhoneE164,
     /// `$price`: what the offer asks.
     Price,
     /// `$currency`

@@ -87,7 +87,12 @@ fn mask_digits(words: &mut String, value: &str) {
     if !is_number || digits.len() < DIGITS_MIN {
         return;
     }
-    let national = if digits.len() == 11 && digits[0] == '1' { &digits[1..] } else { &digits[..] };
+    // Whoever writes it with a country code leaves out the 0 in its place.
+    let national = match digits[..] {
+        ['1', ref national @ ..] if national.len() == 10 => national,
+        ['0', ref national @ ..] if national.len() >= DIGITS_MIN => national,
+        _ => &digits[..],
+    };
     let mut from = 0;
     while let Some(start) = words.get(from..).and_then(|rest| rest.find(national[0])).map(|at| from + at) {
         match number_at(words, start, national) {
@@ -130,6 +135,7 @@ mod tests {
             field("last_name", FieldValue::Text(" Müller ".into())),
             field("email", FieldValue::Text("Zoe.M@example.com".into())),
             field("phone", FieldValue::Text("+1 (201) 555-0142".into())),
+            field("other_phone", FieldValue::Text("020 7946 0958".into())),
             field("ssn", FieldValue::Number("123456789".into())),
             field("state", FieldValue::Text("NJ".into())),
             field("home", FieldValue::Nested(r#"{"street":"12 Long Lane","rooms":[4,5]}"#.into())),
@@ -150,6 +156,8 @@ mod tests {
             ("12 long lane is out of our area", "*** is out of our area"),
             ("the street of 12 long lane", "the street of ***"),
             ("201 555 014", "201 555 014"),
+            ("+442079460958 is known", "+44*** is known"),
+            ("020-7946-0958 is known", "0*** is known"),
             ("", ""),
         ] {
             assert_eq!(without_values(words, &fields()), kept);

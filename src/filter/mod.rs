@@ -17,6 +17,7 @@ use smallvec::SmallVec;
 use crate::domain::explanation::{CandidateNote, Check};
 use crate::domain::id::{BuyerId, CampaignId};
 use crate::domain::lead::Lead;
+use crate::domain::phone;
 use crate::domain::place;
 use crate::domain::routing::{Campaign, Offer, Routing};
 
@@ -129,6 +130,7 @@ impl<'a> Facts<'a> {
 
 impl CompiledCampaign {
     fn new(campaign: Arc<Campaign>) -> Self {
+        phone::warm_up(&campaign.country);
         let offers = campaign.offers.as_slice();
         let mut active = Bits::none(offers.len());
         let active_offers = offers.iter().enumerate().filter(|(_, offer)| !offer.buyer.is_paused);

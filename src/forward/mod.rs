@@ -57,6 +57,8 @@ pub struct ForwardOrder {
     pub buyer: Arc<Buyer>,
     /// What.
     pub lead: Arc<Lead>,
+    /// The campaign's country, for phones.
+    pub country: String,
     /// What the offer asks, for buyers that want to be told.
     pub price: Micros,
     /// Of the price.
@@ -175,8 +177,8 @@ impl Shared {
         tell: oneshot::Sender<Told>,
         tracer: Option<Arc<Tracer>>,
     ) {
-        let ForwardOrder { buyer, lead, price, currency, permit: _held_to_the_end } = order;
-        let offered = Offered { lead: &lead, price, currency };
+        let ForwardOrder { buyer, lead, country, price, currency, permit: _held_to_the_end } = order;
+        let offered = Offered { lead: &lead, country: &country, price, currency };
         let request = match self.request(&buyer, &offered, &progress, tracer.as_deref()) {
             Ok(request) => request,
             Err(reason) => {

@@ -11,6 +11,7 @@ use reqwest::{Method, Url};
 
 use crate::domain::lead::{FieldValue, Lead, write_json_string};
 use crate::domain::money::{Currency, Micros};
+use crate::domain::phone;
 use crate::domain::routing::{BodyFormat, Buyer, Content, FieldPart, FieldSource, RequestShape, Secret};
 use crate::domain::template::{RenderError, lead_value};
 use crate::domain::xml;
@@ -76,6 +77,8 @@ impl From<RenderError> for BadMessage {
 pub struct Offered<'a> {
     /// The lead.
     pub lead: &'a Lead,
+    /// The campaign's, for phones.
+    pub country: &'a str,
     /// The offer's price.
     pub price: Micros,
     /// Of the price.
@@ -183,7 +186,7 @@ fn write(shape: &RequestShape, offered: &Offered<'_>, secrets: Secrets) -> Resul
 
 /// What a template may name, beside the fields of the lead.
 fn values(shape: &RequestShape, offered: &Offered<'_>, secrets: Secrets) -> Vec<(&'static str, Value)> {
-    let Offered { lead, price, currency } = offered;
+    let Offered { lead, price, currency, .. } = offered;
     let known = shape.secrets.iter().map(|(name, secret)| (name.as_str(), secrets.text(secret)));
     vec![
         ("lead", lead_value(&lead.fields)),
@@ -191,6 +194,7 @@ fn values(shape: &RequestShape, offered: &Offered<'_>, secrets: Secrets) -> Vec<
         ("lead_id", Value::from(lead.id.to_string())),
         ("campaign_id", Value::from(lead.campaign.as_str())),
         ("publisher_id", Value::from(lead.publisher.as_str())),
+        ("phone_e164", Value::from(phone_e164(offered).unwrap_or_default())),
         ("price", Value::from(price.to_string())),
         ("currency", Value::from(currency.as_str())),
         ("received_at", Value::from(lead.received_at.to_string())),
@@ -221,12 +225,17 @@ fn value<'a>(source: &'a FieldSource, offered: &'a Offered<'_>, secrets: Secrets
         FieldSource::LeadId => text(&lead.id),
         FieldSource::CampaignId => text(&lead.campaign),
         FieldSource::PublisherId => text(&lead.publisher),
+        FieldSource::PhoneE164 => FieldValue::Text(phone_e164(offered)?.into()),
         FieldSource::Price => FieldValue::Number(offered.price.to_string().into()),
         FieldSource::Currency => text(&offered.currency),
         FieldSource::ReceivedAt => text(&lead.received_at),
         FieldSource::Test if lead.is_test => FieldValue::Number("1".into()),
         FieldSource::Test => return None,
     }))
+}
+
+fn phone_e164(offered: &Offered<'_>) -> Option<String> {
+    phone::e164(offered.lead.text(phone::PHONE)?, offered.country)
 }
 
 fn text(value: &impl ToString) -> FieldValue {

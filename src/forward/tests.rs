@@ -55,7 +55,7 @@ fn templated(format: BodyFormat, syntax: Syntax, source: &str) -> RequestShape {
 }
 
 fn offered(lead: &Lead) -> Offered<'_> {
-    Offered { lead, price: Micros(25_500_000), currency: Currency::new("USD").unwrap() }
+    Offered { lead, country: "US", price: Micros(25_500_000), currency: Currency::new("USD").unwrap() }
 }
 
 fn body(shape: &RequestShape, lead: &Lead) -> String {
@@ -97,7 +97,10 @@ async fn forward_through(lookup: fn() -> io::Result<Vec<IpAddr>>, is_private_all
     let buyer = buyer("http://buyer.example:9/leads", 1);
     let permit = forwarder.enter(&buyer).unwrap();
     let (price, currency) = (Micros(0), Currency::new("USD").unwrap());
-    forwarder.forward(ForwardOrder { buyer, lead: lead(&[]), price, currency, permit }).await.outcome
+    forwarder
+        .forward(ForwardOrder { buyer, lead: lead(&[]), country: "US".into(), price, currency, permit })
+        .await
+        .outcome
 }
 
 #[tokio::test]
@@ -210,6 +213,21 @@ fn all_that_can_stand_in_a_field() {
     let mut shape = templated(BodyFormat::Json, Syntax::Json, source);
     shape.secrets = vec![("key".into(), secret)];
     assert_eq!(body(&shape, &lead), r#"{"k": "k3y&\"", "z": "07030", "p": 25.50, "t": true, "at": "2026-03-08"}"#);
+}
+
+#[test]
+fn a_phone_is_sent_as_e164_where_the_buyer_wants_it_so() {
+    let fields = [("p", FieldSource::PhoneE164), ("as_written", FieldSource::Field("phone".into()))];
+    let mapped = shape(BodyFormat::Json, Some(&fields));
+    let template = templated(BodyFormat::Json, Syntax::Json, r#"{"p": "{{ phone_e164 }}"}"#);
+    for (phone, by_fields, by_template) in [
+        ("(201) 555-0123", r#"{"p":"+12015550123","as_written":"(201) 555-0123"}"#, r#"{"p": "+12015550123"}"#),
+        ("none", r#"{"as_written":"none"}"#, r#"{"p": ""}"#),
+    ] {
+        let lead = lead(&[("phone", text(phone))]);
+        assert_eq!(body(&mapped, &lead), by_fields);
+        assert_eq!(body(&template, &lead), by_template);
+    }
 }
 
 #[test]

@@ -5,6 +5,8 @@ use sha2::{Digest, Sha256};
 use super::refusal::{FieldProblem, Refusal};
 use crate::domain::event::ClaimKey;
 use crate::domain::lead::{FieldValue, Fields};
+use crate::domain::phone;
+use crate::domain::place;
 use crate::domain::routing::Campaign;
 
 /// Longest idempotency key.
@@ -68,17 +70,19 @@ pub fn claim(key: Option<&[u8]>, body: &[u8], campaign: &Campaign, fields: &Fiel
 
 /// A value in the form in which repeats of it are equal; `None` when nothing is left of it.
 fn comparable(name: &str, value: &str, country: &str) -> Option<String> {
-    let text = if name == "phone" { phone_digits(value, country) } else { value.trim().to_lowercase() };
+    let is_of = |field: &str| name.eq_ignore_ascii_case(field);
+    let text = if is_of(phone::PHONE) {
+        phone::comparable(value, country)
+    } else if is_of(place::STATE) {
+        place::state(value).into_owned()
+    } else if is_of(place::COUNTRY) {
+        place::country(value).into_owned()
+    } else if is_of(place::ZIP) {
+        place::Zip::new(value).as_str().to_owned()
+    } else {
+        value.trim().to_lowercase()
+    };
     (!text.is_empty()).then_some(text)
-}
-
-/// The digits of a phone number, without the country code where the campaign's country is the one it belongs to.
-fn phone_digits(value: &str, country: &str) -> String {
-    let digits: String = value.chars().filter(char::is_ascii_digit).collect();
-    match digits.strip_prefix('1') {
-        Some(national) if country == "US" && national.len() == 10 => national.to_owned(),
-        _ => digits,
-    }
 }
 
 /// Each part with its length in front, so that no two lists of parts are the same bytes.
@@ -140,6 +144,20 @@ mod tests {
     }
 
     #[test]
+    fn one_place_is_one_key_however_it_is_written() {
+        let names = ["state", "country", "zip"].map(Into::into).to_vec();
+        let solar = Campaign { idempotency_fields: names, ..campaign("solar") };
+        let key = |state, country, zip| {
+            claim(None, b"{}", &solar, &text_fields(&[("state", state), ("country", country), ("zip", zip)]))
+        };
+        let first = key("NJ", "US", "07030-1234").unwrap();
+        assert_eq!(key(" new jersey", "usa", "07030 1234"), Some(first.clone()));
+        for other in [key("NY", "US", "07030-1234"), key("NJ", "CA", "07030-1234"), key("NJ", "US", "07030")] {
+            assert_ne!(other.unwrap(), first);
+        }
+    }
+
+    #[test]
     fn fields_make_a_key_when_all_are_there() {
         let (solar, roof) = (campaign("solar"), campaign("roof"));
         let by_fields = |pairs: &[(&str, &str)], campaign| claim(None, b"{}", campaign, &text_fields(pairs));
@@ -149,6 +167,14 @@ mod tests {
             let again = by_fields(&[("email", " a@X.example "), ("phone", same)], &solar).unwrap();
             assert_eq!(first, again, "{same}");
         }
+        let german = Campaign { country: "DE".into(), ..campaign("solar") };
+        let there = |phone| by_fields(&[("phone", phone), ("email", "a@x.example")], &german);
+        assert_eq!(
+            there("030 123456"),
+            there("+49 30 123456"),
+            "phones are read as the campaign's country writes them"
+        );
+        assert_ne!(there("5550102030").unwrap(), first);
         let other = by_fields(&[("phone", "5550102030"), ("email", "a@x.example")], &roof).unwrap();
         assert_ne!(first, other, "another campaign is another lead");
         let other = by_fields(&[("phone", "5550102031"), ("email", "a@x.example")], &solar).unwrap();

@@ -1,5 +1,6 @@
 //! The API of publishers and buyers: routes, and the order in which a request is looked at.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,6 +39,13 @@ pub struct Endpoint {
     pub(super) buyer_calls: Semaphore,
 }
 
+/// The head of a request and the other end of its connection.
+#[derive(Clone, Copy)]
+struct Asker<'a> {
+    peer: IpAddr,
+    head: &'a Parts,
+}
+
 /// A known path with a known method.
 enum Route<'a> {
     PostLead { campaign: &'a str },
@@ -47,11 +55,13 @@ enum Route<'a> {
 }
 
 impl Handler for Endpoint {
-    async fn handle(&self, head: Parts, body: &mut Body) -> Reply {
+    async fn handle(&self, peer: IpAddr, head: Parts, body: &mut Body) -> Reply {
         let since = Instant::now();
         let answered = match route(&head.method, &head.uri) {
-            Ok(Route::PostLead { campaign }) => self.post_lead(campaign, &head, body, since).await,
-            Ok(Route::GetLead { lead }) => self.get_lead(lead, &head).await,
+            Ok(Route::PostLead { campaign }) => {
+                self.post_lead(campaign, Asker { peer, head: &head }, body, since).await
+            }
+            Ok(Route::GetLead { lead }) => self.get_lead(lead, Asker { peer, head: &head }).await,
             Ok(Route::GetOpenApi) => Ok(openapi::reply()),
             Ok(Route::PostReturn { buyer, lead }) => self.post_return(buyer, lead, &head, body).await,
             Err(refusal) => Err(refusal),
@@ -89,9 +99,16 @@ impl Endpoint {
 
     /// Cheap checks of the head come first, then the body, then the throttle: a request that is refused for what it says
     /// does not use up the publisher's rate (F64).
-    async fn post_lead(&self, campaign: &str, head: &Parts, body: &mut Body, since: Instant) -> Result<Reply, Refusal> {
+    async fn post_lead(
+        &self,
+        campaign: &str,
+        asker: Asker<'_>,
+        body: &mut Body,
+        since: Instant,
+    ) -> Result<Reply, Refusal> {
         let routing = self.desk.routing();
-        let publisher = self.publisher(&routing, &head.headers)?;
+        let publisher = self.publisher(&routing, asker)?;
+        let head = asker.head;
         let campaign = allowed_campaign(&routing, publisher, campaign)?;
         let key = check::idempotency_key(&head.headers)?;
         let signature = publisher.signing.as_ref().map(|key| signature(key, &head.headers)).transpose()?;
@@ -141,9 +158,9 @@ impl Endpoint {
         })
     }
 
-    async fn get_lead(&self, lead: &str, head: &Parts) -> Result<Reply, Refusal> {
+    async fn get_lead(&self, lead: &str, asker: Asker<'_>) -> Result<Reply, Refusal> {
         let routing = self.desk.routing();
-        let publisher = self.publisher(&routing, &head.headers)?;
+        let publisher = self.publisher(&routing, asker)?;
         let lead: LeadId = lead.parse().map_err(|_| Refusal::NotFound)?;
         self.throttles.check(&routing, publisher, Asked::Question)?;
         match self.desk.answer(&publisher.id, lead).await {
@@ -154,11 +171,17 @@ impl Endpoint {
         }
     }
 
-    fn publisher<'a>(&self, routing: &'a Routing, headers: &HeaderMap) -> Result<&'a Arc<Publisher>, Refusal> {
+    /// Who asks, by key, from where it may.
+    fn publisher<'a>(&self, routing: &'a Routing, asker: Asker<'_>) -> Result<&'a Arc<Publisher>, Refusal> {
         let keys = self.desk.keys();
-        let id = keys.publisher(headers)?;
+        let id = keys.publisher(&asker.head.headers)?;
         // The index may be one reload ahead of the routing, or behind it.
-        routing.publishers.get(id).ok_or(Refusal::Unauthorized)
+        let publisher = routing.publishers.get(id).ok_or(Refusal::Unauthorized)?;
+        // Only the connection counts: what a header says about where it came from, anybody can write.
+        match &publisher.addresses {
+            Some(allowed) if !allowed.iter().any(|range| range.contains(asker.peer)) => Err(Refusal::AddressNotAllowed),
+            _ => Ok(publisher),
+        }
     }
 
     /// How long the publisher waits for its verdict: as agreed, or what it prefers within what it may ask for.
@@ -241,7 +264,11 @@ fn single(headers: &HeaderMap, name: HeaderName) -> Result<Option<&str>, ()> {
     value.to_str().map(Some).map_err(|_| ())
 }
 
-pub(super) fn body_type(headers: &HeaderMap) -> Result<BodyType, Refusal> {
+/// How a body is written, by its headers.
+///
+/// # Errors
+/// [`Refusal::UnsupportedMediaType`]: another type, another encoding of text, or compressed.
+pub fn body_type(headers: &HeaderMap) -> Result<BodyType, Refusal> {
     // A compressed body could be small here and huge behind us.
     match single(headers, CONTENT_ENCODING) {
         Ok(None) => {}
@@ -275,7 +302,8 @@ fn is_test_asked(uri: &Uri) -> Result<bool, Refusal> {
 }
 
 /// `Prefer: wait=N` (RFC 7240); anything that cannot be read is no preference.
-fn preferred_wait(headers: &HeaderMap) -> Option<Duration> {
+#[must_use]
+pub fn preferred_wait(headers: &HeaderMap) -> Option<Duration> {
     let values = headers.get_all("prefer").iter().filter_map(|value| value.to_str().ok());
     let mut preferences = values.flat_map(|value| value.split(',')).filter_map(|preference| {
         let (name, value) = preference.split(';').next()?.split_once('=')?;

@@ -39,8 +39,8 @@ pub struct Parsed {
     pub is_test: bool,
 }
 
-/// Reads a body. A `mapping` names fields of the lead and where a JSON body has them: what it finds replaces the members of
-/// the outer object that it looked into, and those of the same name.
+/// Reads a body. A `mapping` names fields of the lead and where the body has them: what it finds replaces the members of the
+/// outer object (or the fields of the form) that it looked into, and those of the same name. A form may have JSON in a field.
 ///
 /// # Errors
 /// [`Refusal::Malformed`] when it cannot be read without guessing; [`Refusal::InvalidLead`] when two names that mean the
@@ -51,8 +51,8 @@ pub fn parse(body_type: BodyType, body: &[u8], mapping: &[(Arc<str>, String)]) -
         return Err(malformed("the body starts with a byte order mark"));
     }
     let sent = match body_type {
-        BodyType::Json => mapped(text, json(text)?, mapping)?,
-        BodyType::Form => form(text)?,
+        BodyType::Json => mapped_json(text, json(text)?, mapping)?,
+        BodyType::Form => mapped_form(form(text)?, mapping)?,
     };
     if sent.len() > FIELDS_MAX {
         return Err(malformed(&format!("there are more than {FIELDS_MAX} fields")));
@@ -113,16 +113,21 @@ fn json(text: &str) -> Result<Sent, Refusal> {
     Members::read(text)?.0.into_iter().map(|(name, raw)| Ok((name, value(raw)?))).collect()
 }
 
-fn mapped(text: &str, sent: Sent, mapping: &[(Arc<str>, String)]) -> Result<Sent, Refusal> {
-    if mapping.is_empty() {
-        return Ok(sent);
-    }
-    let Some(document) = Document::read(text.as_bytes()) else { return Ok(sent) };
-    let root = |pointer: &str| {
-        let step = pointer.strip_prefix('/').and_then(|rest| rest.split('/').next())?;
-        Some(step.replace("~1", "/").replace("~0", "~"))
-    };
-    let roots: HashSet<String> = mapping.iter().filter_map(|(_, pointer)| root(pointer)).collect();
+/// Where a mapping looks: the first step of a pointer, which names a member of the body, and the rest.
+fn steps(pointer: &str) -> Option<(String, &str)> {
+    let path = pointer.strip_prefix('/')?;
+    let end = path.find('/').unwrap_or(path.len());
+    let (first, rest) = path.split_at(end);
+    Some((first.replace("~1", "/").replace("~0", "~"), rest))
+}
+
+/// Puts what the mapping finds in the place of what it looked into, and of what has the same name.
+fn mapped(
+    sent: Sent,
+    mapping: &[(Arc<str>, String)],
+    find: impl Fn(&str) -> Result<Option<FieldValue>, Refusal>,
+) -> Result<Sent, Refusal> {
+    let roots: HashSet<String> = mapping.iter().filter_map(|(_, pointer)| Some(steps(pointer)?.0)).collect();
     let is_mapped = |name: &str| {
         let name = known(name).unwrap_or(name);
         mapping.iter().any(|(mapped, _)| mapped.eq_ignore_ascii_case(name))
@@ -130,11 +135,49 @@ fn mapped(text: &str, sent: Sent, mapping: &[(Arc<str>, String)]) -> Result<Sent
     let mut kept: Sent =
         sent.into_iter().filter(|(name, _)| !roots.contains(name.as_str()) && !is_mapped(name)).collect();
     for (name, pointer) in mapping {
-        if let Some(raw) = document.raw(pointer) {
-            kept.push((name.to_string(), value(raw)?));
+        if let Some(found) = find(pointer)? {
+            kept.push((name.to_string(), found));
         }
     }
     Ok(kept)
+}
+
+fn mapped_json(text: &str, sent: Sent, mapping: &[(Arc<str>, String)]) -> Result<Sent, Refusal> {
+    if mapping.is_empty() {
+        return Ok(sent);
+    }
+    let Some(document) = Document::read(text.as_bytes()) else { return Ok(sent) };
+    mapped(sent, mapping, |pointer| document.raw(pointer).map(value).transpose())
+}
+
+/// A form can have JSON in a field: what a pointer's first step names is then read as strictly as a body of JSON.
+fn mapped_form(sent: Sent, mapping: &[(Arc<str>, String)]) -> Result<Sent, Refusal> {
+    let text_of = |sent: &Sent, root: &str| {
+        let (_, value) = sent.iter().find(|(name, _)| name == root)?;
+        value.as_text().map(str::to_owned)
+    };
+    let mut texts = HashMap::new();
+    let mut used = Vec::new();
+    for (name, pointer) in mapping {
+        let Some((root, rest)) = steps(pointer) else { continue };
+        let Some(text) = text_of(&sent, &root) else { continue };
+        if !rest.is_empty() && text.trim_start().starts_with(['{', '[']) && !texts.contains_key(&root) {
+            refuse_deep(text.as_bytes())?;
+            check_nested(text.trim())?;
+        }
+        texts.insert(root, text);
+        used.push((Arc::clone(name), pointer.clone()));
+    }
+    mapped(sent, &used, |pointer| {
+        let Some((text, rest)) = steps(pointer).and_then(|(root, rest)| Some((texts.get(&root)?, rest))) else {
+            return Ok(None);
+        };
+        if rest.is_empty() {
+            return Ok(Some(FieldValue::Text(text.as_str().into())));
+        }
+        let document = Document::read(text.as_bytes());
+        document.and_then(|document| document.raw(rest)).map(value).transpose()
+    })
 }
 
 /// Reads one piece of JSON. The parser's own words can quote the body, so only the place is told.

@@ -27,6 +27,8 @@ pub enum Refusal {
     Unauthorized,
     /// The publisher may not use this campaign.
     CampaignNotAllowed,
+    /// The publisher may not send from this address.
+    AddressNotAllowed,
     /// No such campaign.
     UnknownCampaign,
     /// No such path, or no such lead of this caller.
@@ -70,10 +72,11 @@ pub enum Refusal {
 
 impl Refusal {
     /// Every code, for metric series that start at 0.
-    pub const CODES: [&'static str; 16] = [
+    pub const CODES: [&'static str; 17] = [
         "malformed",
         "unauthorized",
         "campaign_not_allowed",
+        "address_not_allowed",
         "unknown_campaign",
         "not_found",
         "method_not_allowed",
@@ -96,6 +99,7 @@ impl Refusal {
             Self::Malformed(_) => "malformed",
             Self::Unauthorized => "unauthorized",
             Self::CampaignNotAllowed => "campaign_not_allowed",
+            Self::AddressNotAllowed => "address_not_allowed",
             Self::UnknownCampaign => "unknown_campaign",
             Self::NotFound => "not_found",
             Self::MethodNotAllowed(_) => "method_not_allowed",

@@ -190,6 +190,7 @@ pub fn refused(refusal: &Refusal) -> Reply {
             HeaderValue::from_static("Bearer"),
         ),
         Refusal::CampaignNotAllowed => plain(StatusCode::FORBIDDEN, "this key may not send leads to this campaign"),
+        Refusal::AddressNotAllowed => plain(StatusCode::FORBIDDEN, "this key may not be used from your address"),
         Refusal::UnknownCampaign => plain(StatusCode::NOT_FOUND, "there is no such campaign"),
         Refusal::NotFound => plain(StatusCode::NOT_FOUND, "there is no such path, or no lead of yours with this id"),
         Refusal::MethodNotAllowed(allowed) => with(
@@ -283,6 +284,7 @@ mod tests {
             (Refusal::Malformed("x".into()), 400),
             (Refusal::Unauthorized, 401),
             (Refusal::CampaignNotAllowed, 403),
+            (Refusal::AddressNotAllowed, 403),
             (Refusal::UnknownCampaign, 404),
             (Refusal::NotFound, 404),
             (Refusal::MethodNotAllowed("POST"), 405),

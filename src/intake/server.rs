@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
+use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -35,8 +36,9 @@ pub type Reply = Response<Full<Bytes>>;
 
 /// Answers requests.
 pub trait Handler: Send + Sync + 'static {
-    /// Answers one request. A body that is left unread is thrown away or costs the connection.
-    fn handle(&self, head: Parts, body: &mut Body) -> impl Future<Output = Reply> + Send;
+    /// Answers one request. `peer` is the other end of its connection. A body that is left unread is thrown away or costs the
+    /// connection.
+    fn handle(&self, peer: IpAddr, head: Parts, body: &mut Body) -> impl Future<Output = Reply> + Send;
 
     /// Answers a head that is no request; its connection is closed.
     fn refuse_head(&self, fault: HeadFault) -> Reply;
@@ -75,10 +77,10 @@ pub async fn run<H: Handler>(listener: TcpListener, limits: Limits, handler: Arc
             accepted = accept(&listener, &permits) => accepted,
         };
         match accepted {
-            Ok((stream, permit)) => {
+            Ok((stream, peer, permit)) => {
                 pause = ACCEPT_PAUSE.0;
                 let connection =
-                    serve_connection(stream, limits, Arc::clone(&handler), Arc::clone(&refuse), stop.clone());
+                    serve_connection(stream, peer, limits, Arc::clone(&handler), Arc::clone(&refuse), stop.clone());
                 let cut = cut.clone();
                 tracker.spawn(async move {
                     cut.run_until_cancelled_owned(connection).await;
@@ -108,11 +110,11 @@ pub async fn run<H: Handler>(listener: TcpListener, limits: Limits, handler: Arc
 async fn accept(
     listener: &TcpListener,
     permits: &Arc<Semaphore>,
-) -> io::Result<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
+) -> io::Result<(TcpStream, IpAddr, tokio::sync::OwnedSemaphorePermit)> {
     // The permit comes first: a connection that may not be served is not accepted.
     let permit = Arc::clone(permits).acquire_owned().await.map_err(io::Error::other)?;
-    let (stream, _) = listener.accept().await?;
-    Ok((stream, permit))
+    let (stream, peer) = listener.accept().await?;
+    Ok((stream, peer.ip(), permit))
 }
 
 /// The peer was gone before we got to it: no sign of trouble on our side.
@@ -142,6 +144,7 @@ fn last_words(reply: Reply) -> Vec<u8> {
 
 async fn serve_connection<H: Handler>(
     stream: TcpStream,
+    peer: IpAddr,
     limits: Limits,
     handler: Arc<H>,
     refuse: RefuseHead,
@@ -155,7 +158,7 @@ async fn serve_connection<H: Handler>(
     let (socket, wire) = Socket::new(stream, patience, refuse);
     let service = service_fn(|request: Request<Incoming>| {
         let (handler, wire, stop) = (Arc::clone(&handler), Arc::clone(&wire), stop.clone());
-        async move { Ok::<_, Infallible>(serve_request(request, &*handler, &wire, limits, &stop).await) }
+        async move { Ok::<_, Infallible>(serve_request(request, peer, &*handler, &wire, limits, &stop).await) }
     });
     // The socket keeps the time-outs: the library's own one would count an idle keep-alive connection as a slow head.
     let connection = http1::Builder::new()
@@ -176,6 +179,7 @@ async fn serve_connection<H: Handler>(
 
 async fn serve_request<H: Handler>(
     request: Request<Incoming>,
+    peer: IpAddr,
     handler: &H,
     wire: &Wire,
     limits: Limits,
@@ -185,7 +189,7 @@ async fn serve_request<H: Handler>(
     let framing = incoming.size_hint().exact().map_or(Framing::Chunked, Framing::Length);
     let mut body = Body::new(incoming, &head.headers);
     let mut reply = if wire.begin(framing) {
-        let reply = handler.handle(head, &mut body).await;
+        let reply = handler.handle(peer, head, &mut body).await;
         body.discard(limits.unwanted_body_bytes_max).await;
         reply
     } else {

@@ -56,7 +56,9 @@ impl Walk<'_> {
             return self.after_no(offer, &held, AttemptOutcome::Unsent, "in_flight", &known).await;
         };
         let Terms { price, currency, .. } = held.about.terms;
-        let order = ForwardOrder { buyer: buyer.clone(), lead: self.order.lead.clone(), price, currency, permit };
+        let country = self.campaign.campaign().country.clone();
+        let lead = self.order.lead.clone();
+        let order = ForwardOrder { buyer: buyer.clone(), lead, country, price, currency, permit };
         let forwarded = self.gateway.forwarder.forward(order).await;
         let sent_at = self.gateway.store_time(forwarded.sent_at);
         let known = Known::of(&forwarded.outcome, sent_at, forwarded.duration);

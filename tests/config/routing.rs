@@ -15,7 +15,7 @@ fn publisher(more: &str) -> String {
 fn a_publisher_arrives_whole() {
     let text = publisher(
         "payout = { percent = \"62.5\" }\nthrottle = { per_second = 20, burst = 40 }\ncampaigns = [\"solar\"]\n\
-         wait_max_ms = 5000",
+         wait_max_ms = 5000\naddresses_allowed = [\"203.0.113.0/24\", \"2001:db8::1\"]",
     );
     let (routing, warnings) = routing_of(&text).expect("good");
     assert!(warnings.is_empty(), "{warnings:?}");
@@ -24,6 +24,8 @@ fn a_publisher_arrives_whole() {
     assert_eq!(publisher.throttle, Some(Throttle { per_second: 20, burst: 40 }));
     assert_eq!(publisher.campaigns.as_ref().map(Vec::len), Some(1));
     assert_eq!(publisher.wait_max, Some(Duration::from_secs(5)));
+    let addresses = publisher.addresses.as_ref().expect("a list");
+    assert!(addresses[0].contains([203, 0, 113, 9].into()) && !addresses[1].contains([203, 0, 113, 9].into()));
     assert_eq!(publisher.keys[0].0[..4], [0x0e, 0xa5, 0xf4, 0x25]);
     let acme = &routing.publishers["acme"];
     assert!(acme.throttle.is_none() && acme.campaigns.is_none() && acme.wait_max.is_none());
@@ -67,6 +69,9 @@ fn a_publisher_that_is_wrong_is_refused() {
         ("campaigns = [\"sola\"]", "campaigns[1]"),
         ("campaigns = []", "campaigns"),
         ("wait_max_ms = -1", "wait_max_ms"),
+        ("addresses_allowed = []", "addresses_allowed"),
+        ("addresses_allowed = [\"203.0.113.0/24\", \"203.0.113.9/24\"]", "addresses_allowed[2]"),
+        ("addresses_allowed = \"203.0.113.7\"", "addresses_allowed"),
         ("signing_secret = \"s\"", "signing_secret"),
         ("signing_secret = \"whsec_not base64\"", "signing_secret"),
         ("signing_secret = \"env:NOT_SET\"", "signing_secret"),

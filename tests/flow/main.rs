@@ -22,6 +22,7 @@ mod cluster;
 mod cluster_support;
 mod crash;
 mod headline;
+mod inputs;
 mod ledger_away;
 #[cfg(feature = "server-tests")]
 mod lives;
@@ -44,6 +45,7 @@ mod server;
 mod settling;
 #[cfg(feature = "server-tests")]
 mod soak;
+mod sockets;
 #[cfg(feature = "server-tests")]
 mod store_setup;
 #[cfg(feature = "server-tests")]

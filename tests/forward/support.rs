@@ -119,7 +119,7 @@ pub async fn forward(forwarder: &Forwarder, buyer: &Arc<Buyer>) -> Forwarded {
 /// A fresh lead for a buyer.
 pub fn order(buyer: &Arc<Buyer>, permit: InFlight) -> ForwardOrder {
     let (price, currency) = (Micros(25_000_000), Currency::new("USD").unwrap());
-    ForwardOrder { buyer: Arc::clone(buyer), lead: lead(), price, currency, permit }
+    ForwardOrder { buyer: Arc::clone(buyer), lead: lead(), country: "US".into(), price, currency, permit }
 }
 
 /// The outcome of a forward that must leave nothing running.

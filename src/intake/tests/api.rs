@@ -71,6 +71,7 @@ async fn every_refusal_is_a_problem_and_reaches_no_desk() {
         (post(LEADS, &["authorization: Bearer nobody", JSON], GOOD), 401, "unauthorized"),
         (post("/v1/campaigns/nothing/leads", &[JSON], GOOD), 401, "unauthorized"),
         (post("/v1/campaigns/roof/leads", &[KEY, JSON], GOOD), 403, "campaign_not_allowed"),
+        (post(LEADS, &["x-api-key: elsewhere-key", JSON], GOOD), 403, "address_not_allowed"),
         (post("/v1/campaigns/nothing/leads", &[KEY, JSON], GOOD), 404, "unknown_campaign"),
         (post("/v1/campaigns/so%6car/leads", &[KEY, JSON], GOOD), 404, "unknown_campaign"),
         (post("/", &[], b""), 404, "not_found"),
@@ -266,4 +267,27 @@ async fn a_publisher_with_a_signing_secret_signs_each_post() {
     let foreign: Vec<_> = good.iter().map(|line| line.replace("signed-key", "acme-key")).collect();
     assert_eq!(send(&foreign, GOOD).await, 200, "others need none");
     assert_eq!(intake.desk.handed.lock().len(), taken + 1);
+}
+
+#[tokio::test]
+async fn p7_a_key_opens_nothing_from_an_address_that_is_not_allowed() {
+    let intake = Intake::start().await;
+    let elsewhere = "x-api-key: elsewhere-key";
+    // What anybody can write into a head moves no connection.
+    for claimed in ["x-forwarded-for: 203.0.113.9", "forwarded: for=203.0.113.9", "x-real-ip: 203.0.113.9"] {
+        let answer = intake.ask(&post(LEADS, &[elsewhere, JSON, claimed, "idempotency-key: k"], GOOD)).await;
+        assert_eq!((answer.status, answer.code().as_str()), (403, "address_not_allowed"), "{claimed}");
+    }
+    let get = format!("GET /v1/leads/{} HTTP/1.1\r\nhost: x\r\n{elsewhere}\r\n\r\n", LeadId::generate());
+    assert_eq!(intake.ask(get.as_bytes()).await.code(), "address_not_allowed");
+    // Who does not know the key learns nothing about the list.
+    assert_eq!(intake.ask(&post(LEADS, &["x-api-key: nobody", JSON], GOOD)).await.status, 401);
+    assert_eq!((intake.leads(), intake.refused("address_not_allowed")), (0, 4));
+    let here = post(LEADS, &["x-api-key: here-key", JSON], GOOD);
+    assert_eq!(intake.ask(&here).await.status, 200);
+    // A listener for both families names an IPv4 peer by an address of the other one.
+    let both = IntakeConfig { listen: "[::ffff:127.0.0.1]:0".parse().unwrap(), ..config() };
+    let both = Intake::with(both, PATIENCE).await;
+    assert_eq!(both.ask(&here).await.status, 200);
+    assert_eq!(both.ask(&post(LEADS, &[elsewhere, JSON], GOOD)).await.status, 403);
 }

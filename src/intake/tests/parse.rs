@@ -235,3 +235,42 @@ proptest! {
         let _ = parse(BodyType::Form, &body, &[]);
     }
 }
+
+#[test]
+fn json_inside_a_form_is_read_as_strictly_as_a_body() {
+    let mapping: Vec<(Arc<str>, String)> = vec![
+        ("first_name".into(), "/data.json/first_name/0".into()),
+        ("phone".into(), "/data.json/phone_number/0".into()),
+        ("page".into(), "/page_id".into()),
+    ];
+    let form = |json: &str| {
+        form_urlencoded::Serializer::new(String::new())
+            .append_pair("page_id", "7")
+            .append_pair("First-Name", "Eve")
+            .append_pair("variant", "a")
+            .append_pair("data.json", json)
+            .finish()
+    };
+    let read = |json: &str| parse(BodyType::Form, form(json).as_bytes(), &mapping);
+    let parsed = read(r#" {"first_name":["Ann"],"phone_number":["\u00312015550123"],"x":1} "#).unwrap();
+    let fields: Vec<_> = parsed.fields.iter().map(|(name, value)| (name, value.as_text().unwrap())).collect();
+    assert_eq!(fields, [("variant", "a"), ("first_name", "Ann"), ("phone", "12015550123"), ("page", "7")]);
+    let deep = format!("{{\"x\":{}", "[".repeat(40_000));
+    for bad in [
+        r#"{"first_name":["Ann"],"first_name":["Eve"]}"#,
+        r#"{"first_name":["Ann"],"x":{"a":1,"\u0061":2}}"#,
+        r#"{"first_name":["Ann"],"x":"\ud800"}"#,
+        r#"{"first_name":["Ann"],"x":"\u0000"}"#,
+        r#"{"first_name":["Ann"]"#,
+        r#"{"first_name":["Ann"]}}"#,
+        &deep,
+    ] {
+        assert!(matches!(read(bad), Err(Refusal::Malformed(_))), "{}", &bad[..bad.len().min(60)]);
+    }
+    // No JSON is nothing found, as in a body that lacks it.
+    for none in ["", "Ann", "7", "\"first_name\""] {
+        let parsed = read(none).unwrap();
+        assert_eq!(parsed.fields.text("first_name"), None, "{none:?}");
+        assert_eq!(parsed.fields.text("page"), Some("7"), "{none:?}");
+    }
+}

@@ -42,6 +42,7 @@ pub(crate) fn publisher(id: &str, throttle: Option<Throttle>) -> Publisher {
     Publisher {
         id: PublisherId::new(id).unwrap(),
         keys: keys(id),
+        addresses: None,
         throttle,
         payout: Payout::Share { millionths: 700_000 },
         campaigns: None,
@@ -115,13 +116,22 @@ pub(crate) fn routing_of(version: u64, publishers: Vec<Publisher>) -> Routing {
 /// What `signed` signs with.
 pub(crate) const SIGNING_SECRET: &str = "a secret of both sides";
 
-/// `acme` may use `solar` only, `slow` may ask to wait 2 s, `burst` has 2 requests and then one in 10 minutes or so.
+/// `acme` may use `solar` only, `elsewhere` may send from another address only, `here` from this one, `slow` may ask to wait 2 s, `burst` has 2 requests and then one in 10 minutes or so.
 pub(crate) fn routing() -> Routing {
     let acme = Publisher { campaigns: Some(vec![CampaignId::new("solar").unwrap()]), ..publisher("acme", None) };
     let slow = Publisher { wait_max: Some(Duration::from_secs(2)), ..publisher("slow", None) };
     let burst = publisher("burst", Some(Throttle { per_second: 1, burst: 2 }));
     let signed = Publisher { signing: SigningKey::new(SIGNING_SECRET).ok(), ..publisher("signed", None) };
-    let all = vec![acme, slow, burst, signed, publisher("other", None)];
+    let from = |id, range: &str| Publisher { addresses: Some(vec![range.parse().unwrap()]), ..publisher(id, None) };
+    let all = vec![
+        acme,
+        slow,
+        burst,
+        signed,
+        publisher("other", None),
+        from("elsewhere", "203.0.113.0/24"),
+        from("here", "127.0.0.0/8"),
+    ];
     routing_of_all(1, all, vec![buyer("sunco", 1), buyer("volt", 1)], vec![campaign("solar"), campaign("roof")])
 }
 
