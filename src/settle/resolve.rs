@@ -153,7 +153,13 @@ async fn carry_out(gateway: &Gateway, step: Step) -> Result<(), StoreError> {
         Step::Commit(doubt) => {
             // Marks live for minutes and operators take hours: without one the counter could not follow the books (P2).
             gateway.store.remember(&doubt.end.key, doubt.was, &doubt.counts).await?;
-            if let EndReply::Late { counters, .. } = gateway.store.commit(&doubt.end).await? {
+            // Only what had gone back when the books were read is charged again (P1): of two operators who say opposite things at
+            // two gateways, the one whose call comes second finds how the doubt has ended, and the next round says so.
+            let reply = match doubt.was {
+                EndMark::Refunded => gateway.store.commit(&doubt.end).await?,
+                EndMark::Doubt | EndMark::Committed => gateway.store.confirm(&doubt.end).await?,
+            };
+            if let EndReply::Late { counters, .. } = reply {
                 gateway.telemetry.buyer(&doubt.end.key.buyer).late_accepted.increment(1);
                 note_overshoot(gateway, &doubt.end, &counters);
             }

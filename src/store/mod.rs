@@ -30,6 +30,7 @@ use crate::domain::window::Window;
 use crate::ledger::BookedLead;
 
 pub mod embedded;
+mod ends;
 mod health;
 mod lives;
 mod reconcile;
@@ -186,6 +187,11 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// This gateway's estimate of the store's clock.
     fn now(&self) -> Timestamp;
 
+    /// The store's clock, by the same estimate, at an instant of this gateway's.
+    fn time_at(&self, ours: Timestamp) -> Timestamp {
+        ours
+    }
+
     /// Do several gateways use this store? Then each of them has to be alive in the books.
     fn is_shared(&self) -> bool {
         false
@@ -266,6 +272,11 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// The buyer has the lead: the unit counts. Open: counts what `event` booked. After a refund: charges again, even above
     /// the limit. After a doubt: the doubt is over.
     async fn commit(&self, end: &LeaseEnd) -> Result<EndReply, StoreError>;
+
+    /// An operator says that the buyer has the lead, and by the books its unit still counts. Open, or after a doubt: like
+    /// [`Store::commit`]. After a refund: nothing, because somebody else said "declined" meanwhile and others may have the unit
+    /// by now (P1).
+    async fn confirm(&self, end: &LeaseEnd) -> Result<EndReply, StoreError>;
 
     /// The buyer does not have the lead: the unit goes back. After a doubt: the doubt is over and the unit goes back. After a
     /// commit: nothing.

@@ -101,6 +101,9 @@ impl Store for Journals {
     async fn commit(&self, _: &LeaseEnd) -> Result<EndReply, StoreError> {
         unreachable!("settlement does not ask for this")
     }
+    async fn confirm(&self, _: &LeaseEnd) -> Result<EndReply, StoreError> {
+        unreachable!("settlement does not ask for this")
+    }
     async fn refund(&self, _: &LeaseEnd) -> Result<EndReply, StoreError> {
         unreachable!("settlement does not ask for this")
     }
