@@ -21,6 +21,7 @@ mod cluster;
 #[path = "../support/cluster.rs"]
 mod cluster_support;
 mod crash;
+mod elsewhere;
 mod headline;
 mod ledger_away;
 #[cfg(feature = "server-tests")]
