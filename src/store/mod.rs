@@ -304,8 +304,15 @@ pub trait Store: Send + Sync + std::fmt::Debug {
 
     /// Sets the end mark of a lease whose mark has expired, from what the books know: `mark`, and in `windows` what the
     /// attempt counts (nothing after a refund). From then on the lease ends as if the mark had never gone. Changes nothing
-    /// while there is a lease or a mark.
-    async fn remember(&self, key: &LeaseKey, mark: EndMark, windows: &[WindowAmount]) -> Result<(), StoreError>;
+    /// while there is a lease or a mark. False, and nothing is changed, when there is neither and `not_after` has passed by the
+    /// store's clock: what the books said may be older than a mark that has come and gone since (P1).
+    async fn remember(
+        &self,
+        key: &LeaseKey,
+        mark: EndMark,
+        windows: &[WindowAmount],
+        not_after: Timestamp,
+    ) -> Result<bool, StoreError>;
 
     /// The owner of an open lease saw the time-out and wants recovery to give the unit back when the deadline passes.
     async fn give_back_at_deadline(&self, key: &LeaseKey) -> Result<(), StoreError>;

@@ -108,7 +108,8 @@ impl<B: Bench> Walk<B> {
             })
             .collect();
         let counted = if mark == EndMark::Refunded { &[][..] } else { &windows[..] };
-        store.remember(&unit.key, mark, counted).await.unwrap();
+        let not_after = now + SignedDuration::from_mins(1);
+        assert_eq!(store.remember(&unit.key, mark, counted, not_after).await, Ok(true));
         unit.state = State::Ended { mark, at: now };
     }
 

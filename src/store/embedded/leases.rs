@@ -93,15 +93,27 @@ impl State {
         self.change_of(owner, Change::Entry { life, id, effects: Vec::new() }, Some(event.to_bytes().into()));
     }
 
-    /// Sets an end mark that has expired.
-    pub(super) fn remember(&mut self, now: Timestamp, key: &LeaseKey, mark: EndMark, windows: &[WindowAmount]) {
+    /// Sets an end mark that has expired; false when it is too late for that.
+    pub(super) fn remember(
+        &mut self,
+        now: Timestamp,
+        key: &LeaseKey,
+        mark: EndMark,
+        windows: &[WindowAmount],
+        not_after: Timestamp,
+    ) -> bool {
         let expires_ms = now.as_millisecond().saturating_add(span_ms(self.end_mark_ttl));
         let state = self.partition_of(key.buyer.as_str());
         state.purge(now.as_millisecond());
-        if !state.leases.contains_key(key) && !state.ended.contains_key(key) {
-            let change = Change::Mark { key: key.clone(), mark, counts: counts_of(windows, mark), expires_ms };
-            self.change_of(key.buyer.as_str(), change, None);
+        if state.leases.contains_key(key) || state.ended.contains_key(key) {
+            return true;
         }
+        if now > not_after {
+            return false;
+        }
+        let change = Change::Mark { key: key.clone(), mark, counts: counts_of(windows, mark), expires_ms };
+        self.change_of(key.buyer.as_str(), change, None);
+        true
     }
 
     pub(super) fn give_back_at_deadline(&mut self, key: &LeaseKey) {

@@ -277,8 +277,14 @@ impl Store for EmbeddedStore {
         self.step(|state, now| state.record(now, owner, &event)).await
     }
 
-    async fn remember(&self, key: &LeaseKey, mark: EndMark, windows: &[WindowAmount]) -> Result<(), StoreError> {
-        self.step(|state, now| state.remember(now, key, mark, windows)).await
+    async fn remember(
+        &self,
+        key: &LeaseKey,
+        mark: EndMark,
+        windows: &[WindowAmount],
+        not_after: Timestamp,
+    ) -> Result<bool, StoreError> {
+        self.step(|state, now| state.remember(now, key, mark, windows, not_after)).await
     }
 
     async fn give_back_at_deadline(&self, key: &LeaseKey) -> Result<(), StoreError> {

@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use jiff::Timestamp;
+
 use super::held::{HeldClose, HeldEnd};
 use super::keys::escape;
 use super::leads::read_close;
@@ -198,13 +200,18 @@ impl RedisStore {
         }
     }
 
-    pub(super) async fn run_remember(&self, key: &LeaseKey, mark: EndMark) -> Result<(), StoreError> {
+    pub(super) async fn run_remember(
+        &self,
+        key: &LeaseKey,
+        mark: EndMark,
+        not_after: Timestamp,
+    ) -> Result<bool, StoreError> {
         let LeaseKey { lead, buyer } = key;
         let partition = self.partition(buyer.as_str());
         let mut call = Call::new(vec![self.keys.end_mark(partition, *lead, buyer), self.keys.leases(partition, buyer)]);
         call.arg(lead.to_string()).arg(mark.as_str().to_owned()).number(millis(self.end_mark_ttl).max(1));
-        self.client.run(Verb::Remember, &call).await?;
-        Ok(())
+        call.number(not_after.as_millisecond());
+        Ok(self.client.run(Verb::Remember, &call).await?.reply.int()? >= 0)
     }
 
     pub(super) async fn run_give_back(&self, key: &LeaseKey) -> Result<(), StoreError> {

@@ -307,9 +307,15 @@ impl Store for RedisStore {
         self.run_record(self.partition(event.publisher.as_str()), &Event::Closed(event.clone())).await
     }
 
-    async fn remember(&self, key: &LeaseKey, mark: EndMark, _windows: &[WindowAmount]) -> Result<(), StoreError> {
+    async fn remember(
+        &self,
+        key: &LeaseKey,
+        mark: EndMark,
+        _windows: &[WindowAmount],
+        not_after: Timestamp,
+    ) -> Result<bool, StoreError> {
         // The mark says only how the lease ended: what it counts comes with the call that ends it again.
-        self.run_remember(key, mark).await
+        self.run_remember(key, mark, not_after).await
     }
 
     async fn give_back_at_deadline(&self, key: &LeaseKey) -> Result<(), StoreError> {
