@@ -190,7 +190,7 @@ impl Gateway {
     /// is new in mid-window would count the wrong attempts of a gateway whose clock is off (F31).
     #[must_use]
     pub fn store_time(&self, at: jiff::Timestamp) -> jiff::Timestamp {
-        at.saturating_add(self.store.now().duration_since(self.clock.now())).unwrap_or(at)
+        self.store.time_at(at)
     }
 
     /// The store refused a window: its clock differs from our estimate.

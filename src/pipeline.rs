@@ -344,7 +344,12 @@ impl<'a> Walk<'a> {
                 self.metrics().closed(verdict);
                 Bytes::from(close.event.answer.clone())
             }
-            CloseReply::Already(body) => body,
+            CloseReply::Already(body) => {
+                if body != close.event.answer.as_bytes() {
+                    self.answered_elsewhere(verdict);
+                }
+                body
+            }
             CloseReply::NewLife => return self.leave_to_recovery(),
         };
         let winner = match verdict {
@@ -361,7 +366,22 @@ impl<'a> Walk<'a> {
         self.gateway.telemetry.leads(&self.order.lead.campaign, &self.order.lead.publisher)
     }
 
+    /// Another gateway took this one for dead and gave the lead its answer: what was sold here may have been sold by nobody.
+    fn answered_elsewhere(&self, verdict: &Verdict) {
+        let late = self.late.leave();
+        let sold = late.map(|sold| sold.buyer).or_else(|| match verdict {
+            Verdict::Sold(sold) if self.verdict_books => Some(sold.buyer.clone()),
+            Verdict::Sold(_) | Verdict::Unsold(_) | Verdict::InDoubt(_) => None,
+        });
+        if let Some(buyer) = sold {
+            late::contested_unless_booked(self.gateway, LeaseKey { lead: self.order.lead.id, buyer });
+        }
+    }
+
     fn leave_to_recovery(self) {
+        if let Some(sold) = self.late.leave() {
+            late::contested_unless_booked(self.gateway, LeaseKey { lead: self.order.lead.id, buyer: sold.buyer });
+        }
         tracing::warn!(lead = %self.order.lead.id, "walk cannot go on now; recovery will finish the lead");
         self.progress.send_replace(Progress::LeftToRecovery);
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::clock::SharedClock;
+use crate::domain::id::BuyerId;
 use crate::ledger::LedgerError;
 use crate::settle::lives::ClosedPartition;
 use crate::settle::recovery::RecoveryError;
@@ -34,6 +35,8 @@ struct Seen {
     health: StoreHealth,
     /// `None` before the first look.
     closed: Option<Vec<ClosedPartition>>,
+    /// The newest routing that any buyer was used with when this gateway was refused for its older one.
+    routing_newest: Option<u64>,
 }
 
 /// Shared by the monitor that looks and the admin listener that tells.
@@ -46,7 +49,7 @@ pub struct Status {
 /// One line of `/readyz`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// `store`, `setup`, `life`, `clock`, `ledger`, `journal`, `draining`.
+    /// `store`, `setup`, `life`, `clock`, `routing`, `ledger`, `journal`, `draining`.
     pub name: &'static str,
     /// Is it as it should be?
     pub is_ok: bool,
@@ -157,9 +160,17 @@ impl Status {
         }
     }
 
-    /// What `/readyz` lists.
+    /// The store grants nothing for this buyer by our routing, because another gateway has used a newer one (F86), and our file
+    /// does not have it.
+    pub fn routing_is_old(&self, buyer: &BuyerId, ours: u64, newest: u64) {
+        self.warn("routing", &format_args!("{}; first seen at buyer {buyer}", old_routing(ours, newest)));
+        let mut seen = self.seen.lock();
+        seen.routing_newest = seen.routing_newest.max(Some(newest));
+    }
+
+    /// What `/readyz` lists; `routing` is the version in force.
     #[must_use]
-    pub fn findings(&self, journal_entries_max: u64, is_draining: bool) -> Vec<Finding> {
+    pub fn findings(&self, routing: u64, journal_entries_max: u64, is_draining: bool) -> Vec<Finding> {
         let seen = self.seen.lock();
         let seam = |name, seam: &Seam, decides| {
             let (is_ok, detail) = match seam {
@@ -187,6 +198,7 @@ impl Status {
                 detail: format!("store clock is {offset} ms ahead"),
                 decides: true,
             },
+            routing_finding(routing, seen.routing_newest),
             seam("ledger", &seen.ledger, false),
             Finding {
                 name: "journal",
@@ -202,6 +214,24 @@ impl Status {
             },
         ]
     }
+}
+
+/// It decides: a gateway that may not sell would answer its publishers `unavailable`, for good.
+fn routing_finding(ours: u64, newest: Option<u64>) -> Finding {
+    let newer = newest.filter(|newest| *newest > ours);
+    Finding {
+        name: "routing",
+        is_ok: newer.is_none(),
+        detail: newer.map_or_else(|| format!("version {ours} is in force"), |newest| old_routing(ours, newest)),
+        decides: true,
+    }
+}
+
+fn old_routing(ours: u64, newest: u64) -> String {
+    format!(
+        "version {ours} is in force here, another gateway uses {newest}: the store grants nothing by the older one, and the file \
+         here does not have the newer one"
+    )
 }
 
 /// What is wrong with how the store is set up. It decides only where it is grave.

@@ -1,4 +1,4 @@
--- Shared by commit, refund and doubt; stands after the prelude.
+-- Shared by commit, confirm, refund, expire and doubt; stands after the prelude.
 --
 -- KEYS 1 life  2 lease:<lead>:<buyer> (end mark)  3 leases:<buyer>  4 due  5 journal:<life>  6.. one counter per charge
 -- ARGV 1 life  2 lead  3 buyer  4 name of this call  5 end mark's time to live ms  6 charges as they were taken
@@ -44,11 +44,7 @@ local function finish(KEYS, ARGV, to, from_states)
   if record and record:match('^[^\n]*\n[^\n]*\n[^\n]*\n([^\n]*)\n') ~= ARGV[6] then
     return redis.error_reply('BROKEN charges are not those of the lease')
   end
-  local used = {}
-  for c = 6, #KEYS do
-    local value = redis.call('GET', KEYS[c])
-    used[c] = value and checked_count(value)
-  end
+  local used = counts_from(KEYS, 6)
   redis.call('XLEN', KEYS[5])
 
   -- First, because `due` is the one key not read above: were it broken, nothing would have been written (F06).
@@ -62,11 +58,10 @@ local function finish(KEYS, ARGV, to, from_states)
     local value, change = used[c], ARGV[block + c - 4]
     -- A counter that is gone belongs to a finished window, or waits for a seed that will read this event (F01).
     if value and change ~= '0' then
-      if change:sub(1, 1) ~= '-' then
+      if change:sub(1, 1) == '-' then
+        lower(KEYS[c], value, change:sub(2))
+      else
         redis.call('INCRBY', KEYS[c], change)
-      elseif value:sub(1, 1) ~= '-' then
-        local back = change:sub(2)
-        redis.call('DECRBY', KEYS[c], le(back, value) and back or value)
       end
     end
     counters[c - 5] = is_charged and (redis.call('GET', KEYS[c]) or '0') or nil

@@ -37,6 +37,23 @@ local function checked_count(value)
   return value
 end
 
+-- What the counters from KEYS[first] on hold, by their place in KEYS; false for one that is gone. Throws as above.
+local function counts_from(KEYS, first)
+  local used = {}
+  for c = first, #KEYS do
+    local value = redis.call('GET', KEYS[c])
+    used[c] = value and checked_count(value)
+  end
+  return used
+end
+
+-- Takes units off a counter that holds `value`: never below zero, and nothing off one that an operator's hand made negative.
+local function lower(key, value, units)
+  if value:sub(1, 1) ~= '-' then
+    redis.call('DECRBY', key, le(units, value) and units or value)
+  end
+end
+
 -- Under which id the server writes its history. A restart, a promotion and every other server have another one; read once in
 -- a call, because it costs some microseconds.
 local history

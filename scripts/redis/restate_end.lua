@@ -16,11 +16,7 @@ local RANK = { doubt = 1, refunded = 2, committed = 3 }
 local record = redis.call('HEXISTS', KEYS[3], ARGV[2]) == 1
 local mark = redis.call('GET', KEYS[2])
 local state = mark and mark:match('^%a+')
-local used = {}
-for c = 6, #KEYS do
-  local value = redis.call('GET', KEYS[c])
-  used[c] = value and checked_count(value)
-end
+local used = counts_from(KEYS, 6)
 redis.call('XLEN', KEYS[5])
 
 if record then
@@ -34,7 +30,7 @@ for c = 6, #KEYS do
       redis.call('INCRBY', KEYS[c], effect)
     end
     if record then
-      redis.call('DECRBY', KEYS[c], le(amount, used[c]) and amount or used[c])
+      lower(KEYS[c], used[c], amount)
     end
   end
 end

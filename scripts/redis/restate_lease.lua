@@ -13,11 +13,7 @@ if redis.call('EXISTS', KEYS[2]) == 1 then
   return { 'ended' }
 end
 local is_known = redis.call('HEXISTS', KEYS[3], ARGV[2]) == 1
-local used = {}
-for c = 5, #KEYS do
-  local value = redis.call('GET', KEYS[c])
-  used[c] = value and checked_count(value)
-end
+local used = counts_from(KEYS, 5)
 
 local earliest = now_ms() + tonumber(ARGV[6])
 redis.call('ZADD', KEYS[4], ms_text(math.max(earliest, tonumber(ARGV[5]))), ARGV[2] .. ':' .. ARGV[3])

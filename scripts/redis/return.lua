@@ -19,20 +19,15 @@ end
 if now_ms() > tonumber(ARGV[2]) then
   return { 'late' }
 end
-local used = {}
-for c = 4, #KEYS do
-  local value = redis.call('GET', KEYS[c])
-  used[c] = value and checked_count(value)
-end
+local used = counts_from(KEYS, 4)
 redis.call('XLEN', KEYS[3])
 
 -- First, because it was not read as what it is: were it broken, nothing would have been written (F06).
 redis.call('SET', KEYS[2], '1', 'PX', ARGV[3])
 for c = 4, #KEYS do
-  local value, back = used[c], ARGV[c + 2]
   -- A counter that is gone belongs to a finished window, or waits for a seed that will read this event.
-  if value and value:sub(1, 1) ~= '-' then
-    redis.call('DECRBY', KEYS[c], le(back, value) and back or value)
+  if used[c] then
+    lower(KEYS[c], used[c], ARGV[c + 2])
   end
 end
 return { 'done', append(KEYS[3], ARGV[4], ARGV[5]) }

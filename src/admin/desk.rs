@@ -45,7 +45,11 @@ impl AdminDesk for Desk {
         let gateway = &self.gateway;
         gateway
             .status
-            .findings(gateway.config.store.journal_entries_max, gateway.shutdown.is_draining())
+            .findings(
+                gateway.routing().version(),
+                gateway.config.store.journal_entries_max,
+                gateway.shutdown.is_draining(),
+            )
             .into_iter()
             .map(|finding| ReadyCheck {
                 name: finding.name,

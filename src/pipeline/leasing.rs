@@ -199,6 +199,10 @@ impl Walk<'_> {
                     self.story.unavailable(index, Check::Cap, [("store", "counts are not ready".to_owned())]);
                     LeaseResult::Unseeded
                 }
+                Refusal::Stale { newest } if *cured == (index, CURES_MAX) => {
+                    self.note_old_routing(index, *newest);
+                    LeaseResult::Stale
+                }
                 _ if *cured == (index, CURES_MAX) => {
                     self.story.unavailable(index, Check::Cap, [("store", "counts are not ready".to_owned())]);
                     LeaseResult::Unavailable
@@ -279,7 +283,7 @@ impl Walk<'_> {
         let buyer = self.offer(index).buyer.id.clone();
         let lead = &self.order.lead;
         let Some(routing) = routing else {
-            self.story.unavailable(index, Check::Cap, [("routing_newest", newest.to_string())]);
+            self.note_old_routing(index, newest);
             return self.drop_candidate(index);
         };
         let campaign = routing.compiled.campaign(lead.campaign.as_str());
@@ -302,6 +306,14 @@ impl Walk<'_> {
             self.story.skipped_by(index, skipped);
         }
         self.drop_candidate(index);
+    }
+
+    /// The store grants nothing by this gateway's routing: no cap is full, and no buyer was asked.
+    fn note_old_routing(&mut self, index: usize, newest: u64) {
+        let ours = self.gateway.routing().version();
+        self.gateway.status.routing_is_old(&self.offer(index).buyer.id, ours, newest);
+        let values = [("routing_version", ours.to_string()), ("routing_newest", newest.to_string())];
+        self.story.unavailable(index, Check::NotReached, values);
     }
 
     fn drop_candidate(&mut self, index: usize) {

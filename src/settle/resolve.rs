@@ -22,6 +22,7 @@ use jiff::Timestamp;
 use tokio::time::Instant;
 
 use super::recovery::{RecoveryError, wait_for_books};
+use super::returns::KNOWLEDGE_MAX;
 use crate::app::Gateway;
 use crate::domain::cap::{Cap, Limit};
 use crate::domain::event::{Attempt, Closed, WindowAmount};
@@ -100,6 +101,7 @@ pub async fn resolve(gateway: &Arc<Gateway>, key: &LeaseKey, wish: Wish) -> Resu
     let mut is_unknown = false;
     while rounds < ROUNDS_MAX {
         let turn = gateway.resolving.lock().await;
+        let not_after = gateway.store.now() + KNOWLEDGE_MAX;
         wait_for_books(gateway, BOOKS_PATIENCE).await?;
         let Some(detail) = gateway.ledger.lead_detail(key.lead).await? else { return Err(ResolveError::NotFound) };
         let routing = gateway.routing();
@@ -127,7 +129,7 @@ pub async fn resolve(gateway: &Arc<Gateway>, key: &LeaseKey, wish: Wish) -> Resu
                 let why = "the lead is still open, and its verdict decides who is paid: ask again when it has one";
                 return Err(ResolveError::Conflict(why.to_owned()));
             }
-            Next::Attempt(step) => carry_out(gateway, step).await?,
+            Next::Attempt(step) => carry_out(gateway, step, not_after).await?,
             Next::Verdict(closed) => gateway.store.record_verdict(&closed).await?,
         }
         rounds += 1;
@@ -148,18 +150,29 @@ fn is_money(gateway: &Gateway, buyer: &BuyerId, cap: &CapId) -> bool {
     caps.iter().any(|known| known.id == *cap && matches!(known.limit, Limit::Spend(_)))
 }
 
-async fn carry_out(gateway: &Gateway, step: Step) -> Result<(), StoreError> {
+/// The next round sees what came of it.
+async fn carry_out(gateway: &Gateway, step: Step, not_after: Timestamp) -> Result<(), StoreError> {
     match step {
         Step::Commit(doubt) => {
             // Marks live for minutes and operators take hours: without one the counter could not follow the books (P2).
-            gateway.store.remember(&doubt.end.key, doubt.was, &doubt.counts).await?;
-            if let EndReply::Late { counters, .. } = gateway.store.commit(&doubt.end).await? {
+            if !gateway.store.remember(&doubt.end.key, doubt.was, &doubt.counts, not_after).await? {
+                return Ok(());
+            }
+            // Only what had gone back when the books were read is charged again (P1): of two operators who say opposite things at
+            // two gateways, the one whose call comes second finds how the doubt has ended, and the next round says so.
+            let reply = match doubt.was {
+                EndMark::Refunded => gateway.store.commit(&doubt.end).await?,
+                EndMark::Doubt | EndMark::Committed => gateway.store.confirm(&doubt.end).await?,
+            };
+            if let EndReply::Late { counters, .. } = reply {
                 gateway.telemetry.buyer(&doubt.end.key.buyer).late_accepted.increment(1);
                 note_overshoot(gateway, &doubt.end, &counters);
             }
         }
         Step::GiveBack(doubt) => {
-            gateway.store.remember(&doubt.end.key, doubt.was, &doubt.counts).await?;
+            if !gateway.store.remember(&doubt.end.key, doubt.was, &doubt.counts, not_after).await? {
+                return Ok(());
+            }
             let reply = gateway.store.refund(&doubt.end).await?;
             gateway.units_given_back(&doubt.end.key.buyer, &doubt.end.charges);
             if reply == EndReply::Already(EndMark::Refunded) {

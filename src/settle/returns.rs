@@ -38,7 +38,7 @@ const ROUNDS_MAX: usize = 4;
 /// How long a round waits for the books.
 const BOOKS_PATIENCE: Duration = Duration::from_secs(5);
 /// How old what was read in the books may be when the store is told to give back: less than it remembers a return.
-const KNOWLEDGE_MAX: SignedDuration = SignedDuration::from_mins(1);
+pub(super) const KNOWLEDGE_MAX: SignedDuration = SignedDuration::from_mins(1);
 
 /// Takes a lead back.
 pub async fn return_sale(

@@ -30,6 +30,7 @@ use crate::domain::window::Window;
 use crate::ledger::BookedLead;
 
 pub mod embedded;
+mod ends;
 mod health;
 mod lives;
 mod reconcile;
@@ -186,6 +187,11 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// This gateway's estimate of the store's clock.
     fn now(&self) -> Timestamp;
 
+    /// The store's clock, by the same estimate, at an instant of this gateway's.
+    fn time_at(&self, ours: Timestamp) -> Timestamp {
+        ours
+    }
+
     /// Do several gateways use this store? Then each of them has to be alive in the books.
     fn is_shared(&self) -> bool {
         false
@@ -267,6 +273,11 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// the limit. After a doubt: the doubt is over.
     async fn commit(&self, end: &LeaseEnd) -> Result<EndReply, StoreError>;
 
+    /// An operator says that the buyer has the lead, and by the books its unit still counts. Open, or after a doubt: like
+    /// [`Store::commit`]. After a refund: nothing, because somebody else said "declined" meanwhile and others may have the unit
+    /// by now (P1).
+    async fn confirm(&self, end: &LeaseEnd) -> Result<EndReply, StoreError>;
+
     /// The buyer does not have the lead: the unit goes back. After a doubt: the doubt is over and the unit goes back. After a
     /// commit: nothing.
     async fn refund(&self, end: &LeaseEnd) -> Result<EndReply, StoreError>;
@@ -293,8 +304,15 @@ pub trait Store: Send + Sync + std::fmt::Debug {
 
     /// Sets the end mark of a lease whose mark has expired, from what the books know: `mark`, and in `windows` what the
     /// attempt counts (nothing after a refund). From then on the lease ends as if the mark had never gone. Changes nothing
-    /// while there is a lease or a mark.
-    async fn remember(&self, key: &LeaseKey, mark: EndMark, windows: &[WindowAmount]) -> Result<(), StoreError>;
+    /// while there is a lease or a mark. False, and nothing is changed, when there is neither and `not_after` has passed by the
+    /// store's clock: what the books said may be older than a mark that has come and gone since (P1).
+    async fn remember(
+        &self,
+        key: &LeaseKey,
+        mark: EndMark,
+        windows: &[WindowAmount],
+        not_after: Timestamp,
+    ) -> Result<bool, StoreError>;
 
     /// The owner of an open lease saw the time-out and wants recovery to give the unit back when the deadline passes.
     async fn give_back_at_deadline(&self, key: &LeaseKey) -> Result<(), StoreError>;

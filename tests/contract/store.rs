@@ -86,6 +86,8 @@ macro_rules! store_contract {
             money_is_corrected_at_the_commit,
             late_commit_after_a_doubt_is_not_counted_twice,
             p1_an_owner_that_wakes_up_cannot_expire_a_doubt,
+            p1_confirm_never_counts_a_unit_that_has_gone_back,
+            p1_doubts_resolved_both_ways_at_once_never_oversell,
             late_commit_after_a_refund_counts_above_the_limit,
             f46_late_yeses_at_once_each_learn_their_own_count,
             commit_and_close_closes_only_what_it_committed,

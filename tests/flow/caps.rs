@@ -8,7 +8,7 @@ use capgate::cli::stub_buyer::StubBuyer;
 use serde_json::Value;
 
 use crate::headline::behaviours;
-use crate::support::{Answer, BuyerLine, Gateway, Place, client, get, lead, post_until_taken, routing, until};
+use crate::support::{Answer, BuyerLine, Gateway, Place, client, closed, get, lead, post_until_taken, routing, until};
 
 pub async fn verdict(gateway: &Gateway, key: &str, number: u32) -> Answer {
     let mut answer = post_until_taken(&client(), gateway.intake, key, &lead(number)).await;
@@ -167,7 +167,7 @@ async fn p5_a_lead_that_recovery_cannot_finish_stops_no_other() {
         assert_eq!(spoilt.rows_affected(), 1);
     }
     for id in &leads[3..] {
-        crate::support::closed(&books, *id).await;
+        closed(&books, *id).await;
     }
     until("the failures are counted", async || metric(&gateway, "capgate_recovery_failed_total").await >= 3.0).await;
     gateway.app.shut_down().await;
@@ -329,12 +329,28 @@ mod servers {
         place.write_routing(&capped(&stub, "/b", 2, 3));
         reload(&first).await;
         assert_eq!(told(&first, "k3", 3).await, "capped");
-        assert_eq!(told(&second, "k4", 4).await, "unavailable", "its file does not have the newer routing");
+        let refused = verdict(&second, "k4", 4).await;
+        assert_eq!(refused.text("reason"), "unavailable", "its file does not have the newer routing");
+        let detail = closed(&second.app.gateway.ledger, refused.lead()).await;
+        let explanation: Value = serde_json::from_str(&detail.lead.explanation.unwrap_or_default()).expect("JSON");
+        let note = serde_json::json!({ "buyer": "sunco", "check": "not_reached", "values": { "routing_version": "1", "routing_newest": "2" } });
+        assert_eq!(explanation["candidates"][0], note, "P10: no cap was full");
+        let routing_check = async |gateway: &Gateway| {
+            let answer = get(&client(), gateway.admin, "/readyz").await;
+            let checks = answer.json()["checks"].as_array().cloned().unwrap_or_default();
+            let check = checks.into_iter().find(|check| check["name"] == "routing").expect("it is told");
+            (answer.status, check["ok"].clone(), check["detail"].as_str().unwrap_or_default().to_owned())
+        };
+        let (status, is_ok, detail) = routing_check(&second).await;
+        assert_eq!((status, is_ok), (503, Value::Bool(false)), "what it would answer its publishers is final");
+        assert!(detail.starts_with("version 1 is in force here, another gateway uses 2"), "{detail}");
+        assert_eq!(routing_check(&first).await.1, Value::Bool(true));
         other.write_routing(&capped(&stub, "/b", 2, 3));
         // A file that did not have it is not read again at once.
         tokio::time::sleep(Duration::from_millis(600)).await;
         assert_eq!(told(&second, "k5", 5).await, "capped", "read at once");
         assert_eq!(second.app.gateway.routing().version(), 2);
+        assert_eq!(routing_check(&second).await.1, Value::Bool(true), "it has the newest now");
         // What it remembers of the full buyer has faded.
         tokio::time::sleep(Duration::from_millis(250)).await;
         // Raised again: the older gateway takes the buyer's new limit for the very lead that met it.
@@ -350,6 +366,46 @@ mod servers {
         assert_eq!(stub.stats("/b").accepted, 5);
         first.app.shut_down().await;
         second.app.shut_down().await;
+        place.backing.clean().await;
+    }
+
+    /// Two copies of one file, neither with a `version`: each goes by its own file's time. The gateway with the older copy sells
+    /// nothing, says so, and is in time again as soon as its file is as new.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn f86_copies_of_a_file_without_a_version_are_told_apart_by_their_times() {
+        let place = Place::servers().await;
+        let other = beside(&place);
+        let stub = StubBuyer::on_loopback(Vec::new(), 1).await.expect("a stub buyer");
+        let more = "timeout_ms = 10000\n[[buyer.cap]]\nwindow = \"day\"\nleads = 10";
+        let text = routing(&[BuyerLine { id: "sunco", url: stub.url("/b"), more, price: "10.00" }]);
+        let written = std::time::SystemTime::now() - Duration::from_secs(100);
+        let set_time = |place: &Place, at| {
+            let file = std::fs::File::options().write(true).open(place.routing_path()).expect("it is there");
+            file.set_modified(at).expect("its time is set");
+        };
+        for (one, at) in [(&place, written), (&other, written - Duration::from_secs(3))] {
+            one.write_routing(&text);
+            set_time(one, at);
+        }
+        let (newer, older) = (place.start("").await, other.start("").await);
+        assert_eq!(told(&newer, "k0", 0).await, "sold");
+        assert_eq!(told(&older, "k1", 1).await, "unavailable");
+        let readiness = get(&client(), older.admin, "/readyz").await;
+        assert_eq!(readiness.status, 503);
+        assert!(String::from_utf8_lossy(&readiness.bytes).contains("the file here does not have the newer one"));
+        // The same bytes with the newer copy's time.
+        set_time(&other, written);
+        let mut number = 1;
+        until("the older one sells again", async || {
+            number += 1;
+            told(&older, &format!("k{number}"), number).await == "sold"
+        })
+        .await;
+        assert!(
+            !String::from_utf8_lossy(&get(&client(), older.admin, "/readyz").await.bytes).contains("another gateway")
+        );
+        newer.app.shut_down().await;
+        older.app.shut_down().await;
         place.backing.clean().await;
     }
 }

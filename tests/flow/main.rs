@@ -21,6 +21,7 @@ mod cluster;
 #[path = "../support/cluster.rs"]
 mod cluster_support;
 mod crash;
+mod elsewhere;
 mod headline;
 mod inputs;
 mod ledger_away;

@@ -101,6 +101,9 @@ impl Store for Journals {
     async fn commit(&self, _: &LeaseEnd) -> Result<EndReply, StoreError> {
         unreachable!("settlement does not ask for this")
     }
+    async fn confirm(&self, _: &LeaseEnd) -> Result<EndReply, StoreError> {
+        unreachable!("settlement does not ask for this")
+    }
     async fn refund(&self, _: &LeaseEnd) -> Result<EndReply, StoreError> {
         unreachable!("settlement does not ask for this")
     }
@@ -110,7 +113,7 @@ impl Store for Journals {
     async fn record_verdict(&self, _: &Closed) -> Result<(), StoreError> {
         unreachable!("settlement does not ask for this")
     }
-    async fn remember(&self, _: &LeaseKey, _: EndMark, _: &[WindowAmount]) -> Result<(), StoreError> {
+    async fn remember(&self, _: &LeaseKey, _: EndMark, _: &[WindowAmount], _: Timestamp) -> Result<bool, StoreError> {
         unreachable!("settlement does not ask for this")
     }
     async fn give_back_at_deadline(&self, _: &LeaseKey) -> Result<(), StoreError> {

@@ -46,14 +46,15 @@ impl<B: Bench> Walk<B> {
         if self.model.units[index].owner.is_none() && matches!(self.model.units[index].state, State::Open { .. }) {
             return;
         }
-        let verb = [Verb::Commit, Verb::Refund, Verb::Doubt, Verb::Expire][self.dice.roll(4)];
+        let verbs = [Verb::Commit, Verb::Confirm, Verb::Refund, Verb::Doubt, Verb::Expire];
+        let verb = verbs[self.dice.roll(verbs.len())];
         let unit = &self.model.units[index];
         let amounts: Vec<u64> = unit
             .candidate
             .demands
             .iter()
             .map(|demand| match (verb, demand.charge.amount) {
-                (Verb::Commit, PRICE) => PRICE - u64::try_from(self.dice.roll(15)).unwrap(),
+                (Verb::Commit | Verb::Confirm, PRICE) => PRICE - u64::try_from(self.dice.roll(15)).unwrap(),
                 (_, amount) => amount,
             })
             .collect();
@@ -79,13 +80,15 @@ impl<B: Bench> Walk<B> {
         let must = self.model.end(now, index, verb, amounts);
         assert_eq!(reply, must, "{verb:?} of {:?}", self.model.units[index]);
         self.count(match (reply, verb) {
-            (EndReply::Done, Verb::Commit) => "committed",
+            (EndReply::Done, Verb::Commit | Verb::Confirm) => "committed",
             (EndReply::Done, Verb::Refund) => "refunded",
             (EndReply::Done, Verb::Doubt) => "doubted",
             (EndReply::Done, Verb::Expire) => "expired",
             (EndReply::Late { was: EndMark::Refunded, .. }, _) => "late yes after a refund",
             (EndReply::Late { .. }, Verb::Commit) => "doubt ended by a yes",
+            (EndReply::Late { .. }, Verb::Confirm) => "doubt confirmed",
             (EndReply::Late { .. }, _) => "doubt ended by a no",
+            (EndReply::Already(EndMark::Refunded), Verb::Confirm) => "not confirmed after a refund",
             (EndReply::Already(_), _) => "already",
             (EndReply::Missing, _) => panic!("it was remembered"),
         });
@@ -105,7 +108,8 @@ impl<B: Bench> Walk<B> {
             })
             .collect();
         let counted = if mark == EndMark::Refunded { &[][..] } else { &windows[..] };
-        store.remember(&unit.key, mark, counted).await.unwrap();
+        let not_after = now + SignedDuration::from_mins(1);
+        assert_eq!(store.remember(&unit.key, mark, counted, not_after).await, Ok(true));
         unit.state = State::Ended { mark, at: now };
     }
 
@@ -158,7 +162,7 @@ impl<B: Bench> Walk<B> {
 pub fn end_call(verb: Verb, unit: &Unit, amounts: &[u64]) -> LeaseEnd {
     let of = |verb| end_with_amounts(verb, unit.key.lead, &unit.candidate, amounts);
     match verb {
-        Verb::Commit => of(support::Verb::Commit),
+        Verb::Commit | Verb::Confirm => of(support::Verb::Commit),
         Verb::Refund => of(support::Verb::Refund),
         Verb::Doubt => of(support::Verb::Doubt),
         Verb::Expire => {
@@ -172,6 +176,7 @@ pub fn end_call(verb: Verb, unit: &Unit, amounts: &[u64]) -> LeaseEnd {
 async fn send_end(store: &dyn Store, verb: Verb, call: &LeaseEnd) -> EndReply {
     match verb {
         Verb::Commit => store.commit(call).await,
+        Verb::Confirm => store.confirm(call).await,
         Verb::Refund => store.refund(call).await,
         Verb::Doubt => store.doubt(call).await,
         Verb::Expire => store.expire(call).await,

@@ -21,10 +21,12 @@ impl Place {
     }
 }
 
-/// The four ways a lease ends.
+/// The ways a lease ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
     Commit,
+    /// By an operator.
+    Confirm,
     Refund,
     Doubt,
     Expire,
@@ -156,14 +158,14 @@ impl Model {
     pub fn end(&mut self, now: Timestamp, unit: usize, verb: Verb, amounts: &[u64]) -> EndReply {
         let state = self.units[unit].state;
         let (mark, counts) = match verb {
-            Verb::Commit => (EndMark::Committed, amounts.to_vec()),
+            Verb::Commit | Verb::Confirm => (EndMark::Committed, amounts.to_vec()),
             Verb::Doubt => (EndMark::Doubt, amounts.to_vec()),
             Verb::Refund | Verb::Expire => (EndMark::Refunded, vec![0; amounts.len()]),
         };
         let mut reply = match (state, verb) {
             (State::Open { .. }, _) => EndReply::Done,
             (State::Ended { mark: was @ (EndMark::Doubt | EndMark::Refunded), .. }, Verb::Commit)
-            | (State::Ended { mark: was @ EndMark::Doubt, .. }, Verb::Refund) => {
+            | (State::Ended { mark: was @ EndMark::Doubt, .. }, Verb::Confirm | Verb::Refund) => {
                 EndReply::Late { was, counters: Vec::new() }
             }
             (State::Ended { mark, .. }, _) => return EndReply::Already(mark),

@@ -218,6 +218,8 @@ impl<B: Bench> Walk<B> {
             "late yes after a refund",
             "doubt ended by a yes",
             "doubt ended by a no",
+            "doubt confirmed",
+            "not confirmed after a refund",
             "already",
             "recovered",
             "to be given back",

@@ -88,6 +88,38 @@ async fn ends_that_contradict_their_lease_are_a_bug_and_move_nothing() {
     w.stop().await;
 }
 
+/// P1: an operator's "accepted" that comes after another one's "declined" writes nothing at all; one that came first leaves the
+/// "declined" nothing to give back.
+#[tokio::test]
+async fn p1_of_confirm_and_refund_the_second_writes_nothing() {
+    let mut w = World::start().await;
+    let (who, window) = (buyer("sunco"), running_window(w.store.now()));
+    seed(&*w.store, &who, &[("day", window, 0)]).await;
+    let wanted = candidate(&who, vec![demand("day", window, 9)]);
+    let (given_back, kept) = (LeadId::generate(), LeadId::generate());
+    for lead in [given_back, kept] {
+        assert_eq!(take_one(&*w.store, lead, &wanted).await, Ok(()));
+        assert_eq!(w.store.doubt(&end(Verb::Doubt, lead, &wanted)).await, Ok(EndReply::Done));
+    }
+    let refunded = w.store.refund(&end(Verb::Refund, given_back, &wanted)).await;
+    assert_eq!(refunded, Ok(EndReply::Late { was: EndMark::Doubt, counters: vec![] }));
+    let before = w.dump().await;
+    let late = w.store.confirm(&end(Verb::Commit, given_back, &wanted)).await;
+    assert_eq!(late, Ok(EndReply::Already(EndMark::Refunded)));
+    assert_eq!(w.dump().await, before);
+    let confirmed = w.store.confirm(&end(Verb::Commit, kept, &wanted)).await;
+    assert_eq!(confirmed, Ok(EndReply::Late { was: EndMark::Doubt, counters: vec![] }));
+    let name = w.key("sunco", &format!("lease:{kept}:sunco"));
+    let mark = w.raw.run(&["GET", &name]).await;
+    assert!(mark.text().starts_with("committed|") && mark.text().ends_with("|doubt|"), "{mark:?}");
+    let after = w.dump().await;
+    let again = w.store.refund(&end(Verb::Refund, kept, &wanted)).await;
+    assert_eq!(again, Ok(EndReply::Already(EndMark::Committed)));
+    assert_eq!(w.dump().await, after);
+    assert_eq!(used(&*w.store, &who, "day", window).await, Some(1));
+    w.stop().await;
+}
+
 #[tokio::test]
 async fn f86_a_newer_routing_counts_from_its_first_use_even_when_it_was_refused() {
     let w = World::start().await;

@@ -9,6 +9,7 @@ use crate::domain::event::{Event, Life, Mark, WindowAmount};
 use crate::domain::id::{BuyerId, CapId, LeadId, Partition};
 use crate::domain::lease::{Charge, Demand, EndMark, LeaseKey, OpenLease};
 use crate::domain::window::Window;
+use crate::store::ends::End;
 use crate::store::{CounterKey, EndReply, LeaseEnd, Refusal, SeedReply, StoreError, Take, TakeCandidate, TakeReply};
 
 impl State {
@@ -53,33 +54,19 @@ impl State {
         reply
     }
 
-    /// Gives back what an open lease holds; a lease that has ended stays as it is.
-    pub(super) fn expire(&mut self, now: Timestamp, end: &LeaseEnd) -> EndReply {
-        let state = self.partition_of(end.key.buyer.as_str());
-        match (state.leases.contains_key(&end.key), state.ended.get(&end.key).map(|ended| ended.mark)) {
-            (false, Some(was)) => EndReply::Already(was),
-            (true, _) | (false, None) => self.end(now, end, EndMark::Refunded),
-        }
-    }
-
-    /// Ends a lease with `mark`, if its state lets it.
-    pub(super) fn end(&mut self, now: Timestamp, end: &LeaseEnd, mark: EndMark) -> EndReply {
-        let end_mark_ttl_ms = span_ms(self.end_mark_ttl);
+    /// Ends a lease, if its state lets this verb do it.
+    pub(super) fn end(&mut self, now: Timestamp, how: End, end: &LeaseEnd) -> EndReply {
+        let (mark, end_mark_ttl_ms) = (how.mark(), span_ms(self.end_mark_ttl));
         let state = self.partition_of(end.key.buyer.as_str());
         state.purge(now.as_millisecond());
         let was = state.ended.get(&end.key).map(|ended| ended.mark);
-        let (mut reply, event) = if state.leases.contains_key(&end.key) {
-            (EndReply::Done, &end.event)
-        } else {
-            match (was, mark) {
-                (None, _) => return EndReply::Missing,
-                // A yes counts whenever it comes; the end of a doubt settles it either way.
-                (Some(was @ (EndMark::Refunded | EndMark::Doubt)), EndMark::Committed)
-                | (Some(was @ EndMark::Doubt), EndMark::Refunded) => {
-                    (EndReply::Late { was, counters: Vec::new() }, &end.late_event)
-                }
-                (Some(was), _) => return EndReply::Already(was),
+        let (mut reply, event) = match (state.leases.contains_key(&end.key), was) {
+            (true, _) => (EndReply::Done, &end.event),
+            (false, None) => return EndReply::Missing,
+            (false, Some(was)) if how.changes_from().contains(&was) => {
+                (EndReply::Late { was, counters: Vec::new() }, &end.late_event)
             }
+            (false, Some(was)) => return EndReply::Already(was),
         };
         let change = Change::End {
             key: end.key.clone(),
@@ -106,15 +93,27 @@ impl State {
         self.change_of(owner, Change::Entry { life, id, effects: Vec::new() }, Some(event.to_bytes().into()));
     }
 
-    /// Sets an end mark that has expired.
-    pub(super) fn remember(&mut self, now: Timestamp, key: &LeaseKey, mark: EndMark, windows: &[WindowAmount]) {
+    /// Sets an end mark that has expired; false when it is too late for that.
+    pub(super) fn remember(
+        &mut self,
+        now: Timestamp,
+        key: &LeaseKey,
+        mark: EndMark,
+        windows: &[WindowAmount],
+        not_after: Timestamp,
+    ) -> bool {
         let expires_ms = now.as_millisecond().saturating_add(span_ms(self.end_mark_ttl));
         let state = self.partition_of(key.buyer.as_str());
         state.purge(now.as_millisecond());
-        if !state.leases.contains_key(key) && !state.ended.contains_key(key) {
-            let change = Change::Mark { key: key.clone(), mark, counts: counts_of(windows, mark), expires_ms };
-            self.change_of(key.buyer.as_str(), change, None);
+        if state.leases.contains_key(key) || state.ended.contains_key(key) {
+            return true;
         }
+        if now > not_after {
+            return false;
+        }
+        let change = Change::Mark { key: key.clone(), mark, counts: counts_of(windows, mark), expires_ms };
+        self.change_of(key.buyer.as_str(), change, None);
+        true
     }
 
     pub(super) fn give_back_at_deadline(&mut self, key: &LeaseKey) {

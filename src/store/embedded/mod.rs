@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use self::file::{Faults, Replacement};
 use self::group::Group;
 use self::state::State;
+use super::ends::End;
 use super::{
     Admission, Admit, BeginReply, Close, CloseReply, Comparison, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts,
     OverdueLead, ReadBack, ReconcileReply, ReturnReply, SaleReturn, SeedReply, Standing, Store, StoreError,
@@ -130,9 +131,9 @@ impl EmbeddedStore {
         Ok(result)
     }
 
-    async fn end(&self, end: &LeaseEnd, mark: EndMark) -> Result<EndReply, StoreError> {
+    async fn end(&self, how: End, end: &LeaseEnd) -> Result<EndReply, StoreError> {
         check_end(end)?;
-        self.step(|state, now| state.end(now, end, mark)).await
+        self.step(|state, now| state.end(now, how, end)).await
     }
 }
 
@@ -240,20 +241,23 @@ impl Store for EmbeddedStore {
     }
 
     async fn commit(&self, end: &LeaseEnd) -> Result<EndReply, StoreError> {
-        self.end(end, EndMark::Committed).await
+        self.end(End::Commit, end).await
+    }
+
+    async fn confirm(&self, end: &LeaseEnd) -> Result<EndReply, StoreError> {
+        self.end(End::Confirm, end).await
     }
 
     async fn refund(&self, end: &LeaseEnd) -> Result<EndReply, StoreError> {
-        self.end(end, EndMark::Refunded).await
+        self.end(End::Refund, end).await
     }
 
     async fn expire(&self, end: &LeaseEnd) -> Result<EndReply, StoreError> {
-        check_end(end)?;
-        self.step(|state, now| state.expire(now, end)).await
+        self.end(End::Expire, end).await
     }
 
     async fn doubt(&self, end: &LeaseEnd) -> Result<EndReply, StoreError> {
-        self.end(end, EndMark::Doubt).await
+        self.end(End::Doubt, end).await
     }
 
     async fn return_sale(&self, sale: &SaleReturn) -> Result<ReturnReply, StoreError> {
@@ -273,8 +277,14 @@ impl Store for EmbeddedStore {
         self.step(|state, now| state.record(now, owner, &event)).await
     }
 
-    async fn remember(&self, key: &LeaseKey, mark: EndMark, windows: &[WindowAmount]) -> Result<(), StoreError> {
-        self.step(|state, now| state.remember(now, key, mark, windows)).await
+    async fn remember(
+        &self,
+        key: &LeaseKey,
+        mark: EndMark,
+        windows: &[WindowAmount],
+        not_after: Timestamp,
+    ) -> Result<bool, StoreError> {
+        self.step(|state, now| state.remember(now, key, mark, windows, not_after)).await
     }
 
     async fn give_back_at_deadline(&self, key: &LeaseKey) -> Result<(), StoreError> {
@@ -294,7 +304,7 @@ impl Store for EmbeddedStore {
         check_end(end)?;
         check_closed(&close.event)?;
         self.step(|state, now| {
-            let reply = state.end(now, end, EndMark::Committed);
+            let reply = state.end(now, End::Commit, end);
             let closed = (reply == EndReply::Done).then(|| state.close(now, close));
             (reply, closed)
         })

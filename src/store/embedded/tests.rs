@@ -252,7 +252,13 @@ async fn p2_seed_of_a_lost_counter_counts_the_tail_and_open_leases() {
         let lead = LeadId::generate();
         assert_eq!(store.take(&take(lead, window, now)).await.unwrap().taken, Some(0));
         for mark in ends {
-            store.end(&end(lead, window, if *mark == Committed { 25 } else { 40 }), *mark).await.unwrap();
+            let call = end(lead, window, if *mark == Committed { 25 } else { 40 });
+            match mark {
+                Committed => store.commit(&call).await,
+                Refunded => store.refund(&call).await,
+                Doubt => store.doubt(&call).await,
+            }
+            .unwrap();
         }
         if number == 4 {
             // The ledger has settled a sale and a doubt: what follows of them is an effect on its usage, not a whole.

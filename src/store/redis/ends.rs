@@ -1,6 +1,8 @@
-//! Ending leases: commit, refund, doubt. All sums are made here, exactly; the scripts only pick the ones of the state they find.
+//! Ending leases: commit, confirm, refund, expire, doubt. All sums are made here, exactly; the scripts only pick the ones of the state they find.
 
 use std::fmt::Write;
+
+use jiff::Timestamp;
 
 use super::held::{HeldClose, HeldEnd};
 use super::keys::escape;
@@ -13,43 +15,17 @@ use super::{RedisStore, Reply, first_word, millis, nth, unknown_reply};
 use crate::domain::event::{Attempt, EntryId, Event, Life};
 use crate::domain::id::{BuyerId, Partition};
 use crate::domain::lease::{Charge, EndMark, LeaseKey};
+use crate::store::ends::End;
 use crate::store::{Close, CloseReply, EndReply, LeaseEnd, StoreError};
 
-/// A verb that ends leases.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum End {
-    Commit,
-    Refund,
-    Expire,
-    Doubt,
-}
-
-impl End {
-    fn verb(self) -> Verb {
-        match self {
-            Self::Commit => Verb::Commit,
-            Self::Refund => Verb::Refund,
-            Self::Expire => Verb::Expire,
-            Self::Doubt => Verb::Doubt,
-        }
-    }
-
-    /// How a lease stands after it.
-    fn mark(self) -> EndMark {
-        match self {
-            Self::Commit => EndMark::Committed,
-            Self::Refund | Self::Expire => EndMark::Refunded,
-            Self::Doubt => EndMark::Doubt,
-        }
-    }
-
-    /// The states that its script can change, in the script's order; `None` is an open lease.
-    fn states(self) -> &'static [Option<EndMark>] {
-        match self {
-            Self::Commit => &[None, Some(EndMark::Refunded), Some(EndMark::Doubt)],
-            Self::Refund => &[None, Some(EndMark::Doubt)],
-            Self::Expire | Self::Doubt => &[None],
-        }
+/// Its script.
+fn verb_of(how: End) -> Verb {
+    match how {
+        End::Commit => Verb::Commit,
+        End::Confirm => Verb::Confirm,
+        End::Refund => Verb::Refund,
+        End::Expire => Verb::Expire,
+        End::Doubt => Verb::Doubt,
     }
 }
 
@@ -64,7 +40,7 @@ struct Change {
 impl RedisStore {
     pub(super) async fn run_end(&self, how: End, end: &LeaseEnd) -> Result<EndReply, StoreError> {
         let life = self.life_of_ends(self.partition(end.key.buyer.as_str()))?;
-        let answer = self.client.run(how.verb(), &self.end_call(how, end, life, &call_name())?).await?;
+        let answer = self.client.run(verb_of(how), &self.end_call(how, end, life, &call_name())?).await?;
         self.read_end(how, end, life, &answer.reply)
     }
 
@@ -195,7 +171,9 @@ impl RedisStore {
             self.held.ended(&end.key);
             return Ok(reply);
         };
-        let change = how.states().iter().position(|state| *state == from).unwrap_or_default();
+        // Changes stand in the script's order: of an open lease, then of the ends that it changes.
+        let ended = from.and_then(|from| how.changes_from().iter().position(|state| *state == from));
+        let change = ended.map_or(0, |place| place + 1);
         let effects = changes(how, end)?.into_iter().nth(change).map(|change| change.effects).unwrap_or_default();
         let event = if from.is_none() { &end.event } else { &end.late_event };
         let event = Event::Attempt(event.clone()).to_bytes();
@@ -222,13 +200,18 @@ impl RedisStore {
         }
     }
 
-    pub(super) async fn run_remember(&self, key: &LeaseKey, mark: EndMark) -> Result<(), StoreError> {
+    pub(super) async fn run_remember(
+        &self,
+        key: &LeaseKey,
+        mark: EndMark,
+        not_after: Timestamp,
+    ) -> Result<bool, StoreError> {
         let LeaseKey { lead, buyer } = key;
         let partition = self.partition(buyer.as_str());
         let mut call = Call::new(vec![self.keys.end_mark(partition, *lead, buyer), self.keys.leases(partition, buyer)]);
         call.arg(lead.to_string()).arg(mark.as_str().to_owned()).number(millis(self.end_mark_ttl).max(1));
-        self.client.run(Verb::Remember, &call).await?;
-        Ok(())
+        call.number(not_after.as_millisecond());
+        Ok(self.client.run(Verb::Remember, &call).await?.reply.int()? >= 0)
     }
 
     pub(super) async fn run_give_back(&self, key: &LeaseKey) -> Result<(), StoreError> {
@@ -281,6 +264,14 @@ fn changes(how: End, end: &LeaseEnd) -> Result<Vec<Change>, StoreError> {
             vec![
                 Change { counters: minus(&booked), effects: booked },
                 Change { counters: late.clone(), effects: late.clone() },
+                Change { counters: minus(&late), effects: minus(&late) },
+            ]
+        }
+        End::Confirm => {
+            let booked = amounts(&end.event, &end.charges)?;
+            let late = amounts(&end.late_event, &end.charges)?;
+            vec![
+                Change { counters: minus(&booked), effects: booked },
                 Change { counters: minus(&late), effects: minus(&late) },
             ]
         }

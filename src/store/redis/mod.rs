@@ -11,6 +11,7 @@ mod journal;
 mod keys;
 mod leads;
 mod lives;
+mod offset;
 mod reconcile;
 mod record;
 mod reply;
@@ -30,11 +31,12 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use self::client::Client;
-use self::ends::End;
 use self::held::Held;
 use self::keys::Keys;
+use self::offset::Offset;
 use self::reply::Reply;
-use self::setup::{JournalSize, Looks, Offset};
+use self::setup::{JournalSize, Looks};
+use super::ends::End;
 use super::{
     Admission, Admit, BeginReply, Close, CloseReply, Comparison, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts,
     OverdueLead, ReadBack, ReconcileReply, ReturnReply, SaleReturn, SeedReply, Standing, Store, StoreError,
@@ -105,7 +107,7 @@ impl RedisStore {
             end_mark_ttl,
             appended: Arc::new(Notify::new()),
         };
-        store.measure_clock().await?;
+        store.measure_clock_well().await?;
         Ok(store)
     }
 
@@ -174,6 +176,10 @@ impl Store for RedisStore {
 
     fn now(&self) -> Timestamp {
         self.offset.apply(self.clock.now())
+    }
+
+    fn time_at(&self, ours: Timestamp) -> Timestamp {
+        self.offset.apply(ours)
     }
 
     fn is_shared(&self) -> bool {
@@ -266,6 +272,11 @@ impl Store for RedisStore {
         self.run_end(End::Commit, end).await
     }
 
+    async fn confirm(&self, end: &LeaseEnd) -> Result<EndReply, StoreError> {
+        let _under_way = self.under_way.read().await;
+        self.run_end(End::Confirm, end).await
+    }
+
     async fn refund(&self, end: &LeaseEnd) -> Result<EndReply, StoreError> {
         let _under_way = self.under_way.read().await;
         self.run_end(End::Refund, end).await
@@ -296,9 +307,15 @@ impl Store for RedisStore {
         self.run_record(self.partition(event.publisher.as_str()), &Event::Closed(event.clone())).await
     }
 
-    async fn remember(&self, key: &LeaseKey, mark: EndMark, _windows: &[WindowAmount]) -> Result<(), StoreError> {
+    async fn remember(
+        &self,
+        key: &LeaseKey,
+        mark: EndMark,
+        _windows: &[WindowAmount],
+        not_after: Timestamp,
+    ) -> Result<bool, StoreError> {
         // The mark says only how the lease ended: what it counts comes with the call that ends it again.
-        self.run_remember(key, mark).await
+        self.run_remember(key, mark, not_after).await
     }
 
     async fn give_back_at_deadline(&self, key: &LeaseKey) -> Result<(), StoreError> {

@@ -23,6 +23,7 @@ pub(super) enum Verb {
     Take,
     AdmitTake,
     Commit,
+    Confirm,
     CommitClose,
     Refund,
     Expire,
@@ -54,11 +55,12 @@ pub(super) enum Verb {
 
 impl Verb {
     /// All, in the order of their numbers.
-    pub(super) const ALL: [Self; 31] = [
+    pub(super) const ALL: [Self; 32] = [
         Self::Admit,
         Self::Take,
         Self::AdmitTake,
         Self::Commit,
+        Self::Confirm,
         Self::CommitClose,
         Self::Refund,
         Self::Expire,
@@ -99,6 +101,7 @@ impl Verb {
             Self::Take => lua!("take"),
             Self::AdmitTake => lua!("admit_take"),
             Self::Commit => lua!("commit"),
+            Self::Confirm => lua!("confirm"),
             Self::CommitClose => lua!("commit_close"),
             Self::Refund => lua!("refund"),
             Self::Expire => lua!("expire"),
@@ -136,6 +139,7 @@ impl Verb {
             | Self::Take
             | Self::AdmitTake
             | Self::Commit
+            | Self::Confirm
             | Self::CommitClose
             | Self::Refund
             | Self::Expire
@@ -171,7 +175,7 @@ impl Verb {
         let (flags, body) = split(self.file());
         let mut text = format!("{flags}\n{PRELUDE}");
         match self {
-            Self::Commit | Self::Refund | Self::Expire | Self::Doubt => text.push_str(ENDING),
+            Self::Commit | Self::Confirm | Self::Refund | Self::Expire | Self::Doubt => text.push_str(ENDING),
             Self::Seed | Self::Reconcile => text.push_str(TAIL),
             Self::AdmitTake => {
                 wrap(&mut text, "admit", Self::Admit);

@@ -1,35 +1,23 @@
 //! How the server is: its clock, how much waits for settlement, and how it is set up.
 
-use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use jiff::{SignedDuration, Timestamp};
 use tokio::time::Instant;
 
 use super::client::Node;
+use super::offset::Measured;
 use super::reply::Plain;
 use super::{Bytes, RedisStore, nth};
 use crate::store::{Refusal, SetupKind, SetupWarning, StoreError, StoreHealth, TakeReply};
 
 /// A count of the journal that is older than this is not good enough to refuse leads by.
 const COUNT_TRUSTED: Duration = Duration::from_secs(1);
+/// At the start the clock is measured again, so often at most, while it may be wrong by more than this.
+const FIRST_LOOKS_MAX: usize = 3;
+const FIRST_ERROR_MAX_US: i64 = 50_000;
 /// Oldest server that has script flags and `XINFO` as they are used here.
 const VERSION_MIN: (u64, u64) = (7, 0);
-
-/// Store clock minus this gateway's clock.
-#[derive(Debug, Default)]
-pub(super) struct Offset(AtomicI64);
-
-impl Offset {
-    fn set(&self, offset_us: i64) {
-        self.0.store(offset_us, Ordering::Relaxed);
-    }
-
-    /// The store's time at a time of ours.
-    pub(super) fn apply(&self, at: Timestamp) -> Timestamp {
-        at.saturating_add(SignedDuration::from_micros(self.0.load(Ordering::Relaxed))).unwrap_or(at)
-    }
-}
 
 /// How many entries wait for settlement, as last counted.
 #[derive(Debug, Default)]
@@ -43,6 +31,8 @@ pub(super) struct JournalSize {
 pub(super) struct Looks {
     turn: AtomicUsize,
     seen: parking_lot::Mutex<Vec<(Node, Seen)>>,
+    /// The best measurement of each node's clock.
+    clocks: parking_lot::Mutex<Vec<(Node, Measured)>>,
 }
 
 #[derive(Debug)]
@@ -61,14 +51,34 @@ impl RedisStore {
         Ok(())
     }
 
-    /// A node's clock minus ours, in microseconds; the answer is taken to be from the middle of the round trip.
+    /// The same at the start, where no better measurement is known: a poor one is made again.
+    pub(super) async fn measure_clock_well(&self) -> Result<(), StoreError> {
+        for _ in 0..FIRST_LOOKS_MAX {
+            self.measure_clock().await?;
+            if self.looks.clocks.lock().iter().all(|(_, measured)| measured.error_us <= FIRST_ERROR_MAX_US) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// A node's clock minus ours, in microseconds, by the best measurement there is.
     async fn offset_of(&self, node: &Node) -> Result<i64, StoreError> {
         let before = self.clock.now();
         let reply = self.client.one_of(node, "TIME", vec![]).await?;
         let after = self.clock.now();
         let parts = reply.list()?;
         let server_us = nth(parts, 0)?.int()? * 1_000_000 + nth(parts, 1)?.int()?;
-        Ok(server_us - i64::midpoint(before.as_microsecond(), after.as_microsecond()))
+        let newer = Measured::new(before, server_us, after);
+        let mut clocks = self.looks.clocks.lock();
+        let known = clocks.iter().position(|(known, _)| known == node).map(|place| clocks.swap_remove(place).1);
+        let best = match (known, newer) {
+            (Some(known), Some(newer)) => known.or_newer(newer),
+            (Some(only), None) | (None, Some(only)) => only,
+            (None, None) => return Ok(0),
+        };
+        clocks.push((node.clone(), best));
+        Ok(best.offset_us)
     }
 
     /// A take was refused because its windows, or its time, are not those of the store's clock. Most often a border has passed
@@ -120,6 +130,7 @@ impl RedisStore {
     /// is told is the clock that is furthest off, so that no node's can be wrong unseen, and what any node says, once.
     pub(super) async fn look(&self) -> Result<StoreHealth, StoreError> {
         let nodes = self.client.nodes();
+        self.looks.clocks.lock().retain(|(node, _)| nodes.contains(node));
         let turn = self.looks.turn.fetch_add(1, Ordering::Relaxed) % nodes.len().max(1);
         for (index, node) in nodes.iter().enumerate() {
             if index == turn || !self.looks.seen.lock().iter().any(|(seen, _)| seen == node) {

@@ -8,6 +8,7 @@ use capgate::domain::id::LeadId;
 use capgate::domain::lease::EndMark;
 use capgate::domain::outcome::LeadStatus;
 use capgate::store::{Admission, CloseReply, EndReply, LeadState};
+use jiff::SignedDuration;
 
 use crate::store::Harness;
 use crate::support::{
@@ -341,14 +342,18 @@ pub async fn p2_a_lease_whose_mark_expired_ends_as_the_books_remember_it<H: Harn
             .collect();
         let before = store.read_journal(&start_mark(&*store, "sunco"), 100).await.unwrap().len();
         let remembered: &[WindowAmount] = if mark == EndMark::Doubt { &held } else { &[] };
-        for _ in 0..2 {
-            assert_eq!(store.remember(&ending.key, mark, remembered).await, Ok(()));
+        // Knowledge that is older than marks live sets none.
+        let (early, late) = (store.now() - SignedDuration::from_secs(1), store.now() + SignedDuration::from_mins(1));
+        assert_eq!(store.remember(&ending.key, mark, remembered, early).await, Ok(false));
+        assert_eq!(verb.call(&*store, &ending).await, EndReply::Missing);
+        for not_after in [late, early] {
+            assert_eq!(store.remember(&ending.key, mark, remembered, not_after).await, Ok(true));
         }
         let counters = if mark == EndMark::Refunded { vec![5, 170] } else { Vec::new() };
         assert_eq!(verb.call(&*store, &ending).await, EndReply::Late { was: mark, counters });
         assert_eq!(counts().await, after, "{verb:?} after {mark:?}");
         // What is known is not overwritten by older knowledge.
-        assert_eq!(store.remember(&ending.key, mark, remembered).await, Ok(()));
+        assert_eq!(store.remember(&ending.key, mark, remembered, late).await, Ok(true));
         assert_eq!(verb.call(&*store, &ending).await, EndReply::Already(verb.mark()));
         assert_eq!(counts().await, after);
         let entries = store.read_journal(&start_mark(&*store, "sunco"), 100).await.unwrap();
@@ -360,7 +365,8 @@ pub async fn p2_a_lease_whose_mark_expired_ends_as_the_books_remember_it<H: Harn
     let lead = LeadId::generate();
     assert_eq!(take_one(&*store, lead, &wanted).await, Ok(()));
     let open = end(Verb::Commit, lead, &wanted);
-    assert_eq!(store.remember(&open.key, EndMark::Refunded, &[]).await, Ok(()));
+    let late = store.now() + SignedDuration::from_mins(1);
+    assert_eq!(store.remember(&open.key, EndMark::Refunded, &[], late).await, Ok(true));
     assert_eq!(store.commit(&open).await, Ok(EndReply::Done));
     h.stop().await;
 }

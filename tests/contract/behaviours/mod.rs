@@ -1,6 +1,7 @@
 //! The behaviours of [`super::store`], by subject.
 
 mod claims;
+mod confirms;
 mod ends;
 mod journal;
 mod races;
@@ -11,6 +12,7 @@ mod seeds;
 mod takes;
 
 pub use claims::*;
+pub use confirms::*;
 pub use ends::*;
 pub use journal::*;
 pub use races::*;
