@@ -124,6 +124,7 @@ macro_rules! all_behaviours {
             schema {
                 migrations_run_from_several_gateways_at_once,
                 a_wrong_schema_says_what_to_do,
+                f80_a_migration_only_adds,
             }
         }
     };

@@ -1,5 +1,7 @@
 //! Migrations.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use capgate::ledger::LedgerError;
 
 use crate::support::Books;
@@ -45,6 +47,65 @@ pub async fn migrations_run_from_several_gateways_at_once(books: &Books) {
     for other in others {
         other.shut_down().await;
     }
+}
+
+/// The files of `migrations/`, in their order: name and text.
+fn migrations(database: &str) -> Vec<(String, String)> {
+    let folder = format!("{}/migrations/{database}", env!("CARGO_MANIFEST_DIR"));
+    let read = |path: std::path::PathBuf| {
+        let name = path.file_name().expect("a name").to_string_lossy().into_owned();
+        (name, std::fs::read_to_string(&path).expect("a text"))
+    };
+    let files = std::fs::read_dir(folder).expect("a folder");
+    let mut files: Vec<_> = files.map(|file| read(file.expect("a file").path())).collect();
+    files.sort();
+    files
+}
+
+/// Per column of a table or view: its type, and whether a row may be written without it.
+async fn columns(books: &Books) -> BTreeMap<(String, String), (String, bool)> {
+    let sql = if books.raw.is_mysql() {
+        "SELECT CAST(CONCAT_WS('|', table_name, column_name, column_type, is_nullable = 'YES' OR column_default IS NOT NULL OR \
+         extra LIKE '%auto_increment%') AS CHAR) FROM information_schema.columns WHERE table_schema = DATABASE()"
+    } else {
+        "SELECT m.name || '|' || c.name || '|' || c.type || '|' || (c.\"notnull\" = 0 OR c.dflt_value IS NOT NULL) \
+         FROM sqlite_master m, pragma_table_info(m.name) c WHERE m.type IN ('table', 'view')"
+    };
+    let rows = books.raw.texts(sql).await;
+    let column = |row: Option<String>| {
+        let row = row.expect("a text");
+        let parts: Vec<&str> = row.split('|').collect();
+        ((parts[0].to_owned(), parts[1].to_owned()), (parts[2].to_owned(), parts[3] == "1"))
+    };
+    rows.into_iter().map(column).collect()
+}
+
+/// A gateway of the version before goes on reading and writing while the next one is put in place.
+pub async fn f80_a_migration_only_adds(books: &Books) {
+    let files = migrations(if books.raw.is_mysql() { "mysql" } else { "sqlite" });
+    let twins = migrations(if books.raw.is_mysql() { "sqlite" } else { "mysql" });
+    let names = |files: &[(String, String)]| files.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+    assert_eq!(names(&files), names(&twins));
+    start_over(books).await;
+    let mut before = BTreeMap::new();
+    for (name, text) in files {
+        books.raw.run(&text).await;
+        let after = columns(books).await;
+        for (column, (kind, may_be_absent)) in &before {
+            let (new_kind, may_be_absent_now) =
+                after.get(column).unwrap_or_else(|| panic!("{name} takes {column:?} away"));
+            assert_eq!(new_kind, kind, "{name} changes {column:?}");
+            assert!(may_be_absent_now >= may_be_absent, "{name} asks for {column:?}");
+        }
+        let tables: BTreeSet<&String> = before.keys().map(|(table, _)| table).collect();
+        for ((table, column), (_, may_be_absent)) in &after {
+            let is_new = tables.contains(table) && !before.contains_key(&(table.clone(), column.clone()));
+            assert!(!is_new || table.starts_with("v_") || *may_be_absent, "{name} asks for {table}.{column}");
+        }
+        before = after;
+    }
+    start_over(books).await;
+    books.ledger.migrate().await.unwrap();
 }
 
 pub async fn a_wrong_schema_says_what_to_do(books: &Books) {
