@@ -9,9 +9,10 @@ use capgate::ledger::{LeadDetail, SharedLedger};
 use serde_json::{Value, json};
 
 use crate::headline::behaviours;
-#[cfg(feature = "server-tests")]
-use crate::support::post_until_taken;
 use crate::support::{BuyerLine, Gateway, Place, client, closed, get, lead, post, routing, until};
+
+#[cfg(feature = "server-tests")]
+mod race;
 
 const SHORT_LATE: &str = "[forward]\nallow_private_addresses = true\nlate_answer_ms = 600";
 
@@ -308,113 +309,6 @@ async fn a_doubt_of_a_dead_gateway(place: Place) {
     let after = ledger.lead_detail(answer.lead()).await.expect("books answer").expect("it is there");
     assert_eq!((after.lead, after.entries), (detail.lead, detail.entries), "the sale is another's");
     tokio::task::block_in_place(|| gateway.terminate());
-    ledger.shut_down().await;
-    place.backing.clean().await;
-}
-
-/// Doubts that fill the cap.
-#[cfg(feature = "server-tests")]
-const DOUBTS: u32 = 12;
-
-#[cfg(feature = "server-tests")]
-async fn resolve_at(admin: std::net::SocketAddr, lead: LeadId, outcome: &'static str) -> u16 {
-    let mut status = 503;
-    until("the operator is answered", async || {
-        let body = json!({ "buyer": "bad", "outcome": outcome }).to_string();
-        let answer = client().post(format!("http://{admin}/v1/leads/{lead}/resolve")).body(body).send().await;
-        status = answer.expect("an answer").status().as_u16();
-        // A busy machine's "ask again".
-        status != 503
-    })
-    .await;
-    status
-}
-
-/// P1: at each of two gateways an operator resolves the same doubts, one as accepted and one as declined, while leads wait for
-/// every unit that comes free. One of the two is right, the other is told so, and nothing is sold above the cap.
-#[cfg(feature = "server-tests")]
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn p1_doubts_resolved_both_ways_at_two_gateways_never_oversell() {
-    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-    let place = Place::servers().await;
-    let stub = StubBuyer::on_loopback(behaviours(&["/hang=hang"]), 1).await.expect("a stub buyer");
-    let buyer = |path: &str, timeout_ms: u32| {
-        let more = format!(
-            "timeout_ms = {timeout_ms}\non_timeout = \"hold\"\n[[buyer.cap]]\nwindow = \"day\"\nleads = {DOUBTS}"
-        );
-        routing(&[BuyerLine { id: "bad", url: stub.url(path), more: &more, price: "25.00" }])
-    };
-    place.write_routing(&buyer("/hang", 200));
-    let (first, second) = (place.start(SHORT_LATE).await, place.start(SHORT_LATE).await);
-    let ledger = place.ledger().await;
-    let mut doubts = Vec::new();
-    for number in 0..DOUBTS {
-        let gateway = if number % 2 == 0 { &first } else { &second };
-        let (intake, key) = (gateway.intake, format!("k{number}"));
-        doubts.push(tokio::spawn(async move { post_until_taken(&client(), intake, &key, &lead(number)).await.lead() }));
-    }
-    let mut leads = Vec::new();
-    for doubt in doubts {
-        leads.push(doubt.await.expect("it was taken"));
-    }
-    for lead in &leads {
-        assert_eq!(closed(&ledger, *lead).await.lead.status, LeadStatus::InDoubt);
-    }
-    // From here on the buyer says yes.
-    place.write_routing(&buyer("/yes", 10_000));
-    for gateway in [&first, &second] {
-        let url = format!("http://{}/v1/reload", gateway.admin);
-        assert_eq!(client().post(url).send().await.expect("an answer").status().as_u16(), 200);
-    }
-    let (is_over, posted) = (AtomicBool::new(false), AtomicU32::new(1_000));
-    let wait_for_units = async |gateway: &Gateway| {
-        while !is_over.load(Ordering::Relaxed) {
-            let number = posted.fetch_add(1, Ordering::Relaxed);
-            post_until_taken(&client(), gateway.intake, &format!("w{number}"), &lead(number)).await;
-            // Often enough; each look into the books waits until all of them are settled.
-            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-        }
-    };
-    let operators = async {
-        let mut told = Vec::new();
-        for (number, doubt) in leads.iter().enumerate() {
-            let (one, other) = if number % 2 == 0 { (&first, &second) } else { (&second, &first) };
-            told.push(tokio::join!(
-                resolve_at(one.admin, *doubt, "accepted"),
-                resolve_at(other.admin, *doubt, "declined"),
-            ));
-        }
-        is_over.store(true, Ordering::Relaxed);
-        told
-    };
-    let (told, ..) = tokio::join!(operators, wait_for_units(&first), wait_for_units(&second));
-    let mut kept = 0;
-    for (lead, (accepted, declined)) in leads.iter().zip(&told) {
-        let detail = ledger.lead_detail(*lead).await.expect("books answer").expect("it is there");
-        let outcome = detail.attempts[0].outcome;
-        let right = match outcome {
-            AttemptOutcome::LateAccepted => (200, 409),
-            AttemptOutcome::Declined => (409, 200),
-            other => panic!("{other:?}"),
-        };
-        assert_eq!((*accepted, *declined), right, "{outcome:?}: one is right, and the other is told so");
-        kept += u64::from(outcome == AttemptOutcome::LateAccepted);
-        let status = if outcome == AttemptOutcome::LateAccepted { LeadStatus::Sold } else { LeadStatus::Unsold };
-        assert_eq!(detail.lead.status, status);
-        assert_eq!(detail.entries.len(), if status == LeadStatus::Sold { 3 } else { 0 });
-    }
-    let sold = stub.stats("/yes").accepted;
-    println!("{kept} of {DOUBTS} doubts kept, {} given back, {sold} sold to others", u64::from(DOUBTS) - kept);
-    assert!(kept + sold <= u64::from(DOUBTS), "P1: {kept} kept and {sold} sold of {DOUBTS}");
-    let used = get(&client(), first.admin, "/v1/caps?buyer=bad").await.json()["caps"][0]["used"].clone();
-    assert_eq!(used, (kept + sold).to_string(), "P2");
-    for gateway in [first, second] {
-        gateway.app.shut_down().await;
-    }
-    let (_, usage) = ledger.usage_all(jiff::Timestamp::UNIX_EPOCH).await.expect("usage");
-    assert_eq!(usage.iter().map(|row| row.used).sum::<u64>(), kept + sold, "P2: counter and books agree");
-    let totals = ledger.totals().await.expect("totals");
-    assert_eq!((totals.unbalanced_leads, totals.unbalanced_accounts), (0, 0), "P6");
     ledger.shut_down().await;
     place.backing.clean().await;
 }

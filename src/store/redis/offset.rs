@@ -18,7 +18,7 @@ pub(super) struct Measured {
     /// What that can be wrong by.
     pub error_us: i64,
     /// When the answer was there.
-    at_us: i64,
+    at: Timestamp,
 }
 
 impl Measured {
@@ -27,13 +27,13 @@ impl Measured {
         let (before_us, after_us) = (before.as_microsecond(), after.as_microsecond());
         let round_trip_us = after_us.checked_sub(before_us).filter(|us| *us >= 0)?;
         let offset_us = server_us.saturating_sub(i64::midpoint(before_us, after_us));
-        Some(Self { offset_us, error_us: round_trip_us / 2 + 1, at_us: after_us })
+        Some(Self { offset_us, error_us: round_trip_us / 2 + 1, at: after })
     }
 
     /// The one to go by from now on: the newer one, unless it is the less certain of the two. Two that cannot both be true mean
     /// that one of the clocks was set meanwhile, and the newer one counts.
     pub(super) fn or_newer(self, newer: Self) -> Self {
-        let age_s = newer.at_us.saturating_sub(self.at_us).max(0) / 1_000_000;
+        let age_s = newer.at.duration_since(self.at).as_secs().max(0);
         let error_us = self.error_us.saturating_add(age_s.saturating_mul(DRIFT_US_PER_S));
         let apart_us = newer.offset_us.saturating_sub(self.offset_us).saturating_abs();
         let was_set = apart_us > error_us.saturating_add(newer.error_us);
