@@ -378,7 +378,7 @@ mod servers {
         let stub = StubBuyer::on_loopback(Vec::new(), 1).await.expect("a stub buyer");
         let more = "timeout_ms = 10000\n[[buyer.cap]]\nwindow = \"day\"\nleads = 10";
         let text = routing(&[BuyerLine { id: "sunco", url: stub.url("/b"), more, price: "10.00" }]);
-        let written = std::time::SystemTime::now() - Duration::from_secs(100);
+        let written = std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
         let set_time = |place: &Place, at| {
             let file = std::fs::File::options().write(true).open(place.routing_path()).expect("it is there");
             file.set_modified(at).expect("its time is set");
