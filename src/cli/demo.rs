@@ -42,7 +42,7 @@ const RESENDS: u32 = 5;
 /// A disk that keeps a write within this time is quiet, as the slowest of so many writes shows.
 const QUIET: Duration = Duration::from_millis(25);
 const DISK_WRITES: usize = 10;
-const DISK_PATIENCE: Duration = Duration::from_secs(60);
+const DISK_PATIENCE: Duration = Duration::from_mins(1);
 const KEY: &str = "demo-key";
 
 /// A stub buyer of the demo.
