@@ -3,9 +3,10 @@
 
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, reason = "a check that fails panics")]
 
+use std::collections::HashSet;
 use std::sync::{Arc, LazyLock};
 
-use capgate::domain::lead::{FieldValue, Fields};
+use capgate::domain::lead::Fields;
 use capgate::domain::pointer::{Document, is_pointer};
 use capgate::domain::signature::SigningKey;
 use capgate::domain::{matching, phone, place};
@@ -16,6 +17,8 @@ use capgate::intake::refusal::Refusal;
 use capgate::intake::wire::has_one_reading;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use jiff::Timestamp;
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde_json::value::RawValue;
 
 /// The shapes of the shipped mappings.
 static MAPPING: LazyLock<Vec<(Arc<str>, String)>> = LazyLock::new(|| {
@@ -68,36 +71,75 @@ fn read(body_type: BodyType, data: &[u8], mapping: &[(Arc<str>, String)]) {
     for (name, value) in fields.iter() {
         assert!(!name.contains('\0'));
         values(value.as_text().unwrap_or_default());
-        if let FieldValue::Nested(json) = value {
-            serde_json::from_str::<serde_json::Value>(json).expect("what is passed on is JSON");
-        }
+    }
+    match body_type {
+        BodyType::Json => drop(walk(text)),
+        BodyType::Form => inside(data, mapping),
     }
     // What the ledger keeps reads as the same lead, by every reader.
     let kept = fields.to_json();
-    let other: serde_json::Value = serde_json::from_str(&kept).expect("JSON");
-    assert_eq!(other.as_object().expect("an object").len(), fields.len());
-    assert!(!has_nul(&other), "a NUL that the ledger refuses");
-    assert!(depth(&other) <= DEPTH_MAX);
+    assert!(walk(&kept) <= DEPTH_MAX);
     assert_eq!(&again(&kept), fields, "{text:?}");
+}
+
+/// JSON in the fields of a form that the mapping looks into.
+fn inside(data: &[u8], mapping: &[(Arc<str>, String)]) {
+    for (name, text) in form_urlencoded::parse(data) {
+        let is_looked_into = mapping.iter().any(|(_, pointer)| pointer.starts_with(&format!("/{name}/")));
+        if is_looked_into && text.trim_start().starts_with(['{', '[']) {
+            assert!(walk(text.trim()) <= DEPTH_MAX);
+        }
+    }
 }
 
 fn again(kept: &str) -> Fields {
     parse(BodyType::Json, kept.as_bytes(), &[]).expect("what is kept can be read").fields
 }
 
-fn has_nul(value: &serde_json::Value) -> bool {
-    match value {
-        serde_json::Value::String(text) => text.contains('\0'),
-        serde_json::Value::Array(items) => items.iter().any(has_nul),
-        serde_json::Value::Object(members) => members.iter().any(|(name, value)| name.contains('\0') || has_nul(value)),
-        _ => false,
+/// The members of an object, all of them.
+struct Members<'a>(Vec<(String, &'a RawValue)>);
+
+impl<'de> Deserialize<'de> for Members<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Collect;
+        impl<'de> Visitor<'de> for Collect {
+            type Value = Members<'de>;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut members = Vec::new();
+                while let Some(member) = map.next_entry()? {
+                    members.push(member);
+                }
+                Ok(Members(members))
+            }
+        }
+        deserializer.deserialize_map(Collect)
     }
 }
 
-fn depth(value: &serde_json::Value) -> usize {
-    match value {
-        serde_json::Value::Array(items) => 1 + items.iter().map(depth).max().unwrap_or(0),
-        serde_json::Value::Object(members) => 1 + members.values().map(depth).max().unwrap_or(0),
+/// How deep is it? Every name stands once in its object, and no text has a NUL, which the ledger refuses. Numbers are not looked
+/// at: they are passed on as they were written, however large.
+fn walk(json: &str) -> usize {
+    let json = json.trim_start();
+    match json.as_bytes().first() {
+        Some(b'{') => {
+            let Members(members) = serde_json::from_str(json).expect("an object");
+            let names: HashSet<&str> = members.iter().map(|(name, _)| name.as_str()).collect();
+            assert_eq!(names.len(), members.len(), "two readers would find two values: {json:?}");
+            assert!(!names.iter().any(|name| name.contains('\0')));
+            1 + members.iter().map(|(_, value)| walk(value.get())).max().unwrap_or(0)
+        }
+        Some(b'[') => {
+            let items: Vec<&RawValue> = serde_json::from_str(json).expect("a list");
+            1 + items.iter().map(|item| walk(item.get())).max().unwrap_or(0)
+        }
+        Some(b'"') => {
+            let text: String = serde_json::from_str(json).expect("a text");
+            assert!(!text.contains('\0'), "a NUL that the ledger refuses");
+            0
+        }
         _ => 0,
     }
 }
@@ -179,6 +221,10 @@ pub fn signature(data: &[u8]) {
             assert_eq!(is_signed, is_there && is_near && !id.is_empty() && id.len() <= 255);
         } else if is_signed {
             assert!(is_near, "an old signature");
+        }
+        for unix_s in [now.as_second() - 301, now.as_second() + 301] {
+            let late = key.sign(id, unix_s, body);
+            assert!(!key.is_signed(id, &unix_s.to_string(), &late, body, now), "a signature of another time");
         }
         if is_near && is_plain && !id.is_empty() && id.len() <= 255 && !id.contains(' ') {
             assert!(key.is_signed(id, timestamp, &format!("v1,AAAA {expected}"), body, now));

@@ -47,6 +47,8 @@ const WORDS: &[&[u8]] = &[
     b"18446744073709551616",
     b"0x10",
     b"\"a\":1,",
+    b"\"email\":1,",
+    b"\"f\":3,",
     b"\"test\":",
     b"\"Test\":\"1\",",
     b"\"ph\\u006fne\":\"2\",",
@@ -93,6 +95,7 @@ fn bodies() -> Vec<Vec<u8>> {
         "\u{0660}201 555 0123 ext. 7".as_bytes().to_vec(),
         b"tel:+1-201-555-0123;ext=7;phone-context=example.com".to_vec(),
         b"/a/[n=v]/b~1c".to_vec(),
+        br#"{"state":"NJ","x":{"a":1,"b":{"a":"t","c":[{"d":1e400,"e":-0}]}}}"#.to_vec(),
     ]
 }
 
@@ -100,7 +103,7 @@ fn forms() -> Vec<Vec<u8>> {
     vec![
         shipped("unbounce.form"),
         b"first_name=Ann&phone=%2B1+201+555+0123&state=TX&email=a%40x.example&test=0".to_vec(),
-        b"data.json=%7B%22email%22%3A%5B%22a%40x.example%22%5D%7D&deep=%5B1%5D&is_test=false".to_vec(),
+        b"data.json={\"email\":[\"a%40x.example\"],\"e\":{\"f\":1,\"g\":2}}&deep=%5B1%5D&is_test=false".to_vec(),
     ]
 }
 
