@@ -130,6 +130,8 @@ struct Walk<'a> {
     verdict_books: bool,
     /// No attempt starts after it.
     deadline: Timestamp,
+    /// From here on, by the store's clock, recovery may have given the lead to another walk.
+    open_until: Timestamp,
     attempts: u16,
     /// A take's reply that was not read yet: the first one comes with the admission.
     taken: Option<Taken>,
@@ -176,6 +178,7 @@ impl<'a> Walk<'a> {
             late: LateBoard::default(),
             verdict_books: false,
             deadline: start + gateway.config.forward.lead_deadline,
+            open_until: gateway.store.now() + gateway.lead_open_for(),
             attempts: u16::try_from(attempted.len()).unwrap_or(u16::MAX),
             taken: None,
             name: WalkName::generate(),
@@ -345,9 +348,7 @@ impl<'a> Walk<'a> {
                 Bytes::from(close.event.answer.clone())
             }
             CloseReply::Already(body) => {
-                if body != close.event.answer.as_bytes() {
-                    self.answered_elsewhere(verdict);
-                }
+                self.answered_elsewhere(verdict);
                 body
             }
             CloseReply::NewLife => return self.leave_to_recovery(),
@@ -366,12 +367,13 @@ impl<'a> Walk<'a> {
         self.gateway.telemetry.leads(&self.order.lead.campaign, &self.order.lead.publisher)
     }
 
-    /// Another gateway took this one for dead and gave the lead its answer: what was sold here may have been sold by nobody.
+    /// The lead had its answer: from our own call whose reply was lost, or from another gateway that took this one for dead, and
+    /// then what was sold here may have been sold by nobody. The bytes of two answers can be equal: only the books know.
     fn answered_elsewhere(&self, verdict: &Verdict) {
         let late = self.late.leave();
         let sold = late.map(|sold| sold.buyer).or_else(|| match verdict {
-            Verdict::Sold(sold) if self.verdict_books => Some(sold.buyer.clone()),
-            Verdict::Sold(_) | Verdict::Unsold(_) | Verdict::InDoubt(_) => None,
+            Verdict::Sold(sold) => Some(sold.buyer.clone()),
+            Verdict::Unsold(_) | Verdict::InDoubt(_) => None,
         });
         if let Some(buyer) = sold {
             late::contested_unless_booked(self.gateway, LeaseKey { lead: self.order.lead.id, buyer });

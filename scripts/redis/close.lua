@@ -9,20 +9,16 @@
 if not is_here(KEYS[1], ARGV[1]) then
   return { 'life' }
 end
-local record = redis.call('HMGET', KEYS[2], 'l', 'a')
-local own = KEYS[3] ~= KEYS[2] and redis.call('HGET', KEYS[3], 'a')
-if own then
-  return { 'already', own, newest(KEYS[6]) }
-end
-if record[1] == ARGV[2] and record[2] then
-  return { 'already', record[2], newest(KEYS[6]) }
+local answer, holder = answer_of(KEYS[2], KEYS[3], ARGV[2])
+if answer then
+  return { 'already', answer, newest(KEYS[6]) }
 end
 redis.call('XLEN', KEYS[6])
 redis.call('HLEN', KEYS[5])
 
 redis.call('ZREM', KEYS[4], ARGV[2])
 redis.call('HDEL', KEYS[5], ARGV[2])
-if record[1] and record[1] ~= ARGV[2] then
+if holder and holder ~= ARGV[2] then
   -- After a loss the key can belong to another lead by now; this lead's answer then stands under its own name.
   redis.call('HSET', KEYS[3], 'l', ARGV[2], 'a', ARGV[6])
 else

@@ -83,6 +83,13 @@ local function is_here(key, life)
   return number == life and here
 end
 
+-- The answer of a lead, nil while it has none, and which lead its record belongs to. `record` may be that of its claim.
+local function answer_of(record, own_record, lead)
+  local own = own_record ~= record and redis.call('HGET', own_record, 'a')
+  local found = redis.call('HMGET', record, 'l', 'a')
+  return own or (found[1] == lead and found[2]) or nil, found[1]
+end
+
 -- The newest entry of a journal; '0-0' for an empty one.
 local function newest(journal)
   local last = redis.call('XREVRANGE', journal, '+', '-', 'COUNT', 1)

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use super::Walk;
-use super::late::LateAttempt;
+use super::late::{LateAttempt, contested};
 use super::leasing::HeldOffer;
 use crate::domain::lease::Terms;
 use crate::domain::outcome::{Acceptance, AttemptOutcome, Outcome, Sold, Verdict};
 use crate::domain::routing::OnTimeout;
 use crate::forward::{ForwardOrder, Forwarded};
 use crate::lease::{Held, Known, LEASE_MARGIN};
-use crate::store::{Close, CloseReply, EndReply, LeaseEnd, StoreError};
+use crate::store::{Close, CloseReply, EndReply, LeadState, LeaseEnd, StoreError};
 
 /// What follows from an attempt.
 pub(super) enum After {
@@ -87,7 +87,10 @@ impl Walk<'_> {
     /// A yes in time: commit, and close in the same round trip where the store can.
     async fn after_yes(&mut self, offer: usize, held: &Held, acceptance: &Acceptance, known: &Known) -> After {
         self.story.attempted(offer, AttemptOutcome::Accepted, None);
-        let end = held.accepted(acceptance, known);
+        let mut end = held.accepted(acceptance, known);
+        if self.is_answered().await {
+            end = end.as_late();
+        }
         let sold = sold(held, acceptance);
         let verdict = Verdict::Sold(sold.clone());
         let close = self.close_record(&verdict);
@@ -121,9 +124,28 @@ impl Walk<'_> {
                     return After::Abandoned;
                 }
                 self.gateway.late_accepted(held, &reply);
-                if self.late.record_yes(sold) { After::Final(verdict) } else { After::NextBuyer }
+                if self.late.record_yes(sold) {
+                    After::Final(verdict)
+                } else {
+                    contested(self.gateway, &held.key);
+                    After::NextBuyer
+                }
             }
         }
+    }
+
+    /// Has another walk answered the lead? Only recovery starts a second one, when it takes the first one's gateway for dead. A
+    /// cluster's commit cannot see the lead's record in the same step, and would book a sale beside the one that stands there
+    /// (P6).
+    async fn is_answered(&self) -> bool {
+        let lead = &self.order.lead;
+        let is_alone = self.order.resumed.is_none() && self.gateway.store.now() < self.open_until;
+        if is_alone {
+            return false;
+        }
+        // Where the store gives no answer, its commit will find out.
+        let state = self.gateway.store.lead_state(&lead.publisher, lead.id).await;
+        matches!(state, Ok(Some(LeadState::Finished(_))))
     }
 
     /// A full "no", or never sent: the unit goes back, the next buyer is asked.

@@ -108,6 +108,14 @@ pub struct LeaseEnd {
     pub late_event: Attempt,
 }
 
+impl LeaseEnd {
+    /// The same for a lead that has its answer already: the yes counts and books nothing.
+    #[must_use]
+    pub fn as_late(self) -> Self {
+        Self { event: self.late_event.clone(), ..self }
+    }
+}
+
 /// What ending a lease found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EndReply {
@@ -321,7 +329,8 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn close(&self, close: &Close) -> Result<CloseReply, StoreError>;
 
     /// [`Store::commit`], then [`Store::close`], in as few round trips as the store allows. A close never happens before
-    /// its commit answered; it happens only when the commit answered [`EndReply::Done`].
+    /// its commit answered; it happens only when the commit answered [`EndReply::Done`]. Where both are one step, the commit
+    /// of a lead that has its answer already writes `late_event` in place of `event`: it is not sold a second time (P6).
     async fn commit_and_close(
         &self,
         end: &LeaseEnd,

@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
-use capgate::domain::event::{Life, Mark};
+use bytes::Bytes;
+use capgate::domain::event::{Event, Life, Mark};
 use capgate::domain::id::LeadId;
 use capgate::domain::lease::EndMark;
-use capgate::store::{BeginReply, EndReply, Refusal, SeedReply, Store, StoreError};
+use capgate::store::{Admission, BeginReply, CloseReply, EndReply, Refusal, SeedReply, Store, StoreError};
 
+use crate::lives::begin_closed;
 use crate::redis_support::Raw;
 use crate::support::{
     Verb, admit, buyer, candidate, cap, close, demand, end, end_with_amounts, eventually, money_demand, running_window,
@@ -216,9 +218,41 @@ async fn commit_and_close_may_lie_in_two_partitions_and_are_told_apart_when_repe
     assert_eq!(taken.unwrap().taken, Some(0));
     let (commit, answer) = (end(Verb::Commit, lead, &wanted), close(&*w.store, lead, None, "sold"));
     let done = w.store.commit_and_close(&commit, &answer).await.unwrap();
-    assert_eq!(done, (EndReply::Done, Some(capgate::store::CloseReply::Closed)));
+    assert_eq!(done, (EndReply::Done, Some(CloseReply::Closed)));
     let again = w.store.commit_and_close(&commit, &answer).await.unwrap();
     assert_eq!(again, (EndReply::Already(EndMark::Committed), None));
+    w.stop().await;
+}
+
+/// P6: another walk has answered the lead meanwhile. This yes counts and books nothing, also when it is told again after a
+/// loss.
+#[tokio::test]
+async fn p6_a_commit_of_a_lead_that_has_its_answer_writes_the_late_event() {
+    let mut w = World::start().await;
+    let (who, window) = (buyer("sunco"), running_window(w.store.now()));
+    seed(&*w.store, &who, &[("day", window, 0)]).await;
+    let wanted = candidate(&who, vec![demand("day", window, 9)]);
+    let lead = LeadId::generate();
+    assert_eq!(w.store.admit(&admit(&*w.store, lead, None)).await, Ok(Admission::New));
+    assert_eq!(take_one(&*w.store, lead, &wanted).await, Ok(()));
+    assert_eq!(w.store.close(&close(&*w.store, lead, None, "theirs")).await, Ok(CloseReply::Closed));
+    let commit = end(Verb::Commit, lead, &wanted);
+    let both = w.store.commit_and_close(&commit, &close(&*w.store, lead, None, "ours")).await;
+    assert_eq!(both, Ok((EndReply::Done, Some(CloseReply::Already(Bytes::from_static(b"theirs"))))));
+    assert_eq!(used(&*w.store, &who, "day", window).await, Some(1));
+    let mark = start_mark(&*w.store, "sunco");
+    let attempts = async |mark: &Mark| -> Vec<Event> {
+        let entries = w.store.read_journal(mark, 10).await.unwrap();
+        entries.iter().map(|entry| Event::from_bytes(&entry.bytes).unwrap()).collect()
+    };
+    let late = vec![Event::Attempt(commit.late_event.clone())];
+    assert_ne!(commit.event, commit.late_event);
+    assert_eq!(attempts(&mark).await, late);
+
+    w.raw.delete_all_of(&w.prefix).await;
+    begin_closed(&*w.store, mark.partition, Life(2)).await;
+    w.store.join(&[(mark.partition, Life(2))]).await.unwrap();
+    assert_eq!(attempts(&Mark { life: Life(2), ..mark }).await, late);
     w.stop().await;
 }
 

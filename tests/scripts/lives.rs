@@ -240,6 +240,35 @@ async fn f21_p5_everything_that_a_gateway_holds_is_restated_after_a_loss() {
     w.stop().await;
 }
 
+/// P1: an older routing gets no more after a loss than before it, from whichever gateway has seen the newer one.
+#[tokio::test]
+async fn f86_the_newest_routing_is_restated_after_a_loss() {
+    let mut w = World::start().await;
+    let (who, window) = (buyer("sunco"), running_window(w.store.now()));
+    let behind = connect(&url(), &w.prefix, 1_000_000).await;
+    begin_lives(&behind).await;
+    let partition = start_mark(&*w.store, "sunco").partition;
+    let mut old = candidate(&who, vec![demand("day", window, 100)]);
+    let mut new = candidate(&who, vec![demand("day", window, 50)]);
+    (old.routing_version, new.routing_version) = (9, 10);
+    seed(&*w.store, &who, &[("day", window, 0)]).await;
+    assert_eq!(take_one(&*w.store, LeadId::generate(), &new).await, Ok(()));
+    for (number, teller) in [&*w.store, &behind].into_iter().enumerate() {
+        assert_eq!(take_one(&behind, LeadId::generate(), &old).await, Err(Refusal::Stale { newest: 10 }));
+        w.raw.delete_all_of(&w.prefix).await;
+        let life = Life(2 + number as u64);
+        begin_closed(teller, partition, life).await;
+        teller.join(&[(partition, life)]).await.unwrap();
+        assert_eq!(teller.open_life(partition, life).await, Ok(true));
+        behind.join(&[(partition, life)]).await.unwrap();
+        let mark = Mark { life, ..start_mark(teller, "sunco") };
+        assert_eq!(teller.seed(&who, &mark, &[(cap("day"), window, 50)]).await, Ok(SeedReply::Seeded));
+    }
+    assert_eq!(take_one(&behind, LeadId::generate(), &old).await, Err(Refusal::Stale { newest: 10 }));
+    behind.shut_down().await;
+    w.stop().await;
+}
+
 #[tokio::test]
 async fn restating_into_data_that_was_kept_changes_no_counter() {
     let mut w = World::start().await;

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use super::change::Change;
 use super::partition::PartitionState;
 use super::state::{State, span_ms, span_us};
-use crate::domain::event::{Event, Received};
+use crate::domain::event::{Closed, Event, Received};
 use crate::domain::id::{LeadId, Partition, PublisherId};
 use crate::store::{Admission, Admit, Close, CloseReply, LeadState, OpenCounts, OverdueLead, ReadBack, StoreError};
 
@@ -70,6 +70,11 @@ impl State {
         let bytes = Event::Closed(event.clone()).to_bytes();
         self.change_of(event.publisher.as_str(), change, Some(bytes.into()));
         CloseReply::Closed
+    }
+
+    pub(super) fn is_answered(&mut self, event: &Closed) -> bool {
+        let known = self.partition_of(event.publisher.as_str()).leads.get(&event.lead);
+        known.is_some_and(|known| known.answer.is_some())
     }
 
     pub(super) fn lead_state(&mut self, publisher: &PublisherId, lead: LeadId) -> Option<LeadState> {

@@ -304,7 +304,12 @@ impl Store for EmbeddedStore {
         check_end(end)?;
         check_closed(&close.event)?;
         self.step(|state, now| {
-            let reply = state.end(now, End::Commit, end);
+            let is_answered = state.is_answered(&close.event);
+            let reply = if is_answered {
+                state.end(now, End::Commit, &end.clone().as_late())
+            } else {
+                state.end(now, End::Commit, end)
+            };
             let closed = (reply == EndReply::Done).then(|| state.close(now, close));
             (reply, closed)
         })

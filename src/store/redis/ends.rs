@@ -63,7 +63,12 @@ impl RedisStore {
             let Answer { reply, was_repeated } =
                 self.client.run(Verb::CommitClose, &both(commit, self.close_call(close, of_close))).await?;
             let items = reply.list()?;
-            let committed = self.read_end(End::Commit, end, life, nth(items, 0)?)?;
+            // What was written is what is held, and restated should it be lost.
+            let committed = if items.len() > 2 {
+                self.read_end(End::Commit, &end.clone().as_late(), life, nth(items, 0)?)?
+            } else {
+                self.read_end(End::Commit, end, life, nth(items, 0)?)?
+            };
             let closed = match items.get(1) {
                 Some(closed) => Some(self.read_own_close(closed, close, of_close, was_repeated)?),
                 None => None,

@@ -20,6 +20,7 @@ mod returns;
 mod scripts;
 mod setup;
 mod take;
+mod versions;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,6 +37,7 @@ use self::keys::Keys;
 use self::offset::Offset;
 use self::reply::Reply;
 use self::setup::{JournalSize, Looks};
+use self::versions::Versions;
 use super::ends::End;
 use super::{
     Admission, Admit, BeginReply, Close, CloseReply, Comparison, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts,
@@ -63,6 +65,7 @@ pub struct RedisStore {
     /// Held by every call that takes or ends something, and for a moment alone by whoever joins a life.
     under_way: tokio::sync::RwLock<()>,
     held: Held,
+    versions: Versions,
     clock: SharedClock,
     offset: Offset,
     looks: Looks,
@@ -99,6 +102,7 @@ impl RedisStore {
             lives: Mutex::new(vec![KnownLife::default(); usize::from(partitions)]),
             under_way: tokio::sync::RwLock::new(()),
             held: Held::new(partitions),
+            versions: Versions::default(),
             clock,
             offset: Offset::default(),
             looks: Looks::default(),

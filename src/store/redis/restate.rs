@@ -65,6 +65,8 @@ impl RedisStore {
     }
 
     async fn restate(&self, partition: Partition, life: Life) -> Result<(), StoreError> {
+        // Before anything opens: what was granted by an older routing meanwhile could not be taken back.
+        self.restate_versions(partition, life).await?;
         let found = self.held.unrestated(partition, life, self.store_now_ms());
         // Leases before events: an event ends a lease, and the other way round a lease would be open again.
         let standing = found.leases.into_iter().map(|(key, lease)| Item::Lease(key, lease));

@@ -42,6 +42,7 @@ pub(super) enum Verb {
     RestateClose,
     RestateLease,
     RestateEnd,
+    RestateVersions,
     ForgetLease,
     BringBack,
     NewKey,
@@ -55,7 +56,7 @@ pub(super) enum Verb {
 
 impl Verb {
     /// All, in the order of their numbers.
-    pub(super) const ALL: [Self; 32] = [
+    pub(super) const ALL: [Self; 33] = [
         Self::Admit,
         Self::Take,
         Self::AdmitTake,
@@ -79,6 +80,7 @@ impl Verb {
         Self::RestateClose,
         Self::RestateLease,
         Self::RestateEnd,
+        Self::RestateVersions,
         Self::ForgetLease,
         Self::BringBack,
         Self::NewKey,
@@ -120,6 +122,7 @@ impl Verb {
             Self::RestateClose => lua!("restate_close"),
             Self::RestateLease => lua!("restate_lease"),
             Self::RestateEnd => lua!("restate_end"),
+            Self::RestateVersions => lua!("restate_versions"),
             Self::ForgetLease => lua!("forget_lease"),
             Self::BringBack => lua!("bring_back"),
             Self::NewKey => lua!("new_key"),
@@ -159,6 +162,7 @@ impl Verb {
             | Self::RestateClose
             | Self::RestateLease
             | Self::RestateEnd
+            | Self::RestateVersions
             | Self::ForgetLease
             | Self::BringBack
             | Self::ReadBack

@@ -13,7 +13,7 @@ use super::{RedisStore, Reply, expires_at, millis, nth};
 use crate::domain::id::{BuyerId, CapId, Partition};
 use crate::domain::lease::{Demand, LeaseKey};
 use crate::domain::window::Window;
-use crate::store::{StoreError, Take, TakeCandidate, TakeReply};
+use crate::store::{Refusal, StoreError, Take, TakeCandidate, TakeReply};
 
 /// Candidates in one script call: bounds the time the server is busy with it.
 const CANDIDATES_MAX: usize = 32;
@@ -116,6 +116,15 @@ impl RedisStore {
     /// [`read_reply`]; a lease that is now open is held.
     pub(super) fn read_taken(&self, take: &Take, reply: &Reply) -> Result<(TakeReply, String), StoreError> {
         let (read, so_far) = read_reply(reply)?;
+        for (index, refusal) in &read.refused {
+            if let Some(candidate) = take.candidates.get(*index) {
+                let newest = match refusal {
+                    Refusal::Stale { newest } => *newest,
+                    _ => candidate.routing_version,
+                };
+                self.versions.saw(&candidate.buyer, newest);
+            }
+        }
         if let Some(index) = read.taken {
             self.hold_lease(take, index, nth(reply.list()?, 3)?.int()?)?;
         }
@@ -132,6 +141,7 @@ impl RedisStore {
             deadline_ms: taken_at_ms.saturating_add(millis(candidate.lease_for)),
             gives_back: false,
         };
+        self.versions.saw(&candidate.buyer, candidate.routing_version);
         self.held.taken(LeaseKey { lead: take.lead, buyer: candidate.buyer.clone() }, lease);
         Ok(())
     }
