@@ -76,7 +76,11 @@ impl AdminArgs {
         let body = answer.bytes().await.map_err(|_| unreachable())?;
         let value: Value = serde_json::from_slice(&body).unwrap_or(Value::Null);
         if status != 200 {
-            let detail = value["detail"].as_str().unwrap_or("no detail").to_owned();
+            let mut detail = value["detail"].as_str().unwrap_or("no detail").to_owned();
+            let problems = value["errors"].as_array().map(Vec::as_slice).unwrap_or_default();
+            for problem in problems.iter().filter_map(|problem| problem["problem"].as_str()) {
+                detail = format!("{detail}\n  {problem}");
+            }
             return Err(AskError::Refused { status, detail });
         }
         Ok(value)

@@ -93,7 +93,10 @@ async fn demo(keep: bool) -> Result<bool, String> {
     let totals = settled(&app).await?;
     let is_right = show(&app, &stub, &report, &totals).await?;
     if keep {
-        println!("\nstill up; end it with Ctrl-C. Try:\n{}", curl(app.intake_addr, app.admin_addr));
+        println!(
+            "\nstill up, with every cap used up; end it with Ctrl-C. Try:\n{}",
+            curl(app.intake_addr, app.admin_addr)
+        );
         // An error means that Ctrl-C cannot be waited for; then the demo simply ends.
         let _ = tokio::signal::ctrl_c().await;
     }

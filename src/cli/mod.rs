@@ -104,6 +104,7 @@ enum Command {
 /// Parses the arguments and runs the command.
 #[must_use]
 pub fn run() -> ExitCode {
+    end_with_the_reader();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
@@ -131,6 +132,20 @@ pub fn run() -> ExitCode {
         Command::Key => key::run(),
         Command::StubBuyer(args) => run_stub_buyer(args),
     }
+}
+
+/// `capgate caps | head` ends when nobody reads on, and is no failure of ours. Printing has no other way to say so than a panic.
+fn end_with_the_reader() {
+    let told = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let is_closed_pipe = panic
+            .payload_as_str()
+            .is_some_and(|text| text.starts_with("failed printing to stdout") && text.contains("Broken pipe"));
+        if is_closed_pipe {
+            std::process::exit(0);
+        }
+        told(panic);
+    }));
 }
 
 fn run_stress(args: stress::StressArgs) -> ExitCode {

@@ -12,8 +12,7 @@
 //! - The answer that the publisher got stays as it is (P3); only the lead's row in the books moves on, and a publisher with a
 //!   postback is told.
 //!
-//! Who pays is decided one call at a time in each gateway. Two buyers of one lead that are resolved as accepted at the same
-//! moment by two gateways could both be booked with a payout.
+//! Who pays is decided one call at a time for each lead, whichever gateways are asked.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -94,6 +93,9 @@ impl From<LedgerError> for ResolveError {
     }
 }
 
+/// How long a gateway has a lead to itself for one round; the round's waits are shorter.
+const CLAIM_FOR: Duration = Duration::from_secs(20);
+
 /// Resolves one attempt.
 pub async fn resolve(gateway: &Arc<Gateway>, key: &LeaseKey, wish: Wish) -> Result<Resolved, ResolveError> {
     let give_up = Instant::now() + VERDICT_PATIENCE;
@@ -101,40 +103,69 @@ pub async fn resolve(gateway: &Arc<Gateway>, key: &LeaseKey, wish: Wish) -> Resu
     let mut is_unknown = false;
     while rounds < ROUNDS_MAX {
         let turn = gateway.resolving.lock().await;
-        let not_after = gateway.store.now() + KNOWLEDGE_MAX;
-        wait_for_books(gateway, BOOKS_PATIENCE).await?;
-        let Some(detail) = gateway.ledger.lead_detail(key.lead).await? else { return Err(ResolveError::NotFound) };
-        let routing = gateway.routing();
-        let publisher = routing.compiled.routing().publishers.get(&detail.lead.publisher).map(|publisher| &**publisher);
-        let now = gateway.clock.now();
-        let question = Question { detail: &detail, buyer: &key.buyer, wish, now, publisher };
-        match decide(&question, |cap| is_money(gateway, &key.buyer, cap))? {
-            Next::Done(resolved) => return Ok(resolved),
-            Next::Contradicts(why) => return Err(ResolveError::Conflict(why)),
-            Next::Unknown if is_under_way(gateway, key).await? => {
-                return Err(ResolveError::Conflict("the forward is still under way".to_owned()));
+        let is_late = Instant::now() >= give_up;
+        let after = if gateway.store.claim_resolution(key.lead, CLAIM_FOR).await? {
+            let after = round(gateway, key, wish, is_late).await;
+            // Left alone it ends by itself.
+            if let Err(error) = gateway.store.end_resolution(key.lead).await {
+                gateway.note_store_error(&error);
             }
-            Next::Unknown if is_unknown => return Err(ResolveError::NotFound),
+            after?
+        } else if is_late {
+            return Err(ResolveError::Conflict("another gateway is resolving this lead: ask again".to_owned()));
+        } else {
+            AfterRound::Waits
+        };
+        drop(turn);
+        match after {
+            AfterRound::Done(resolved) => return Ok(resolved),
+            AfterRound::Moved => rounds += 1,
+            AfterRound::Unknown if is_unknown => return Err(ResolveError::NotFound),
             // It may have ended between the look into the books and the one at the leases: one more look.
-            Next::Unknown => {
-                is_unknown = true;
-                continue;
-            }
-            Next::Attempt(_) if detail.lead.status == LeadStatus::Pending && Instant::now() < give_up => {
-                drop(turn);
-                tokio::time::sleep(LOOK_EVERY).await;
-                continue;
-            }
-            Next::Attempt(_) if detail.lead.status == LeadStatus::Pending && wish == Wish::Accepted => {
-                let why = "the lead is still open, and its verdict decides who is paid: ask again when it has one";
-                return Err(ResolveError::Conflict(why.to_owned()));
-            }
-            Next::Attempt(step) => carry_out(gateway, step, not_after).await?,
-            Next::Verdict(closed) => gateway.store.record_verdict(&closed).await?,
+            AfterRound::Unknown => is_unknown = true,
+            AfterRound::Waits => tokio::time::sleep(LOOK_EVERY).await,
         }
-        rounds += 1;
     }
     Err(LedgerError::NotDone("the attempt keeps changing".to_owned()).into())
+}
+
+/// What a round leads to.
+enum AfterRound {
+    Done(Resolved),
+    /// Something was done; the next round sees what came of it.
+    Moved,
+    /// Neither the books nor the store know the attempt.
+    Unknown,
+    /// Nothing can be done yet.
+    Waits,
+}
+
+/// One look at the books, and what follows from it. Of all gateways one at a time is between look and deed, or two buyers of a
+/// lead could both be booked with a payout (P6).
+async fn round(gateway: &Arc<Gateway>, key: &LeaseKey, wish: Wish, is_late: bool) -> Result<AfterRound, ResolveError> {
+    let not_after = gateway.store.now() + KNOWLEDGE_MAX;
+    wait_for_books(gateway, BOOKS_PATIENCE).await?;
+    let Some(detail) = gateway.ledger.lead_detail(key.lead).await? else { return Err(ResolveError::NotFound) };
+    let routing = gateway.routing();
+    let publisher = routing.compiled.routing().publishers.get(&detail.lead.publisher).map(|publisher| &**publisher);
+    let now = gateway.clock.now();
+    let question = Question { detail: &detail, buyer: &key.buyer, wish, now, publisher };
+    match decide(&question, |cap| is_money(gateway, &key.buyer, cap))? {
+        Next::Done(resolved) => return Ok(AfterRound::Done(resolved)),
+        Next::Contradicts(why) => return Err(ResolveError::Conflict(why)),
+        Next::Unknown if is_under_way(gateway, key).await? => {
+            return Err(ResolveError::Conflict("the forward is still under way".to_owned()));
+        }
+        Next::Unknown => return Ok(AfterRound::Unknown),
+        Next::Attempt(_) if detail.lead.status == LeadStatus::Pending && !is_late => return Ok(AfterRound::Waits),
+        Next::Attempt(_) if detail.lead.status == LeadStatus::Pending && wish == Wish::Accepted => {
+            let why = "the lead is still open, and its verdict decides who is paid: ask again when it has one";
+            return Err(ResolveError::Conflict(why.to_owned()));
+        }
+        Next::Attempt(step) => carry_out(gateway, step, not_after).await?,
+        Next::Verdict(closed) => gateway.store.record_verdict(&closed).await?,
+    }
+    Ok(AfterRound::Moved)
 }
 
 /// Has it been offered and nothing been learned yet?

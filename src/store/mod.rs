@@ -322,6 +322,17 @@ pub trait Store: Send + Sync + std::fmt::Debug {
         not_after: Timestamp,
     ) -> Result<bool, StoreError>;
 
+    /// Gives one gateway at a time a lead whose attempts are resolved; false while another one has it. Ends by itself after
+    /// `claim_for`. A store of one process has nobody to keep away.
+    async fn claim_resolution(&self, _lead: LeadId, _claim_for: Duration) -> Result<bool, StoreError> {
+        Ok(true)
+    }
+
+    /// Ends [`Store::claim_resolution`].
+    async fn end_resolution(&self, _lead: LeadId) -> Result<(), StoreError> {
+        Ok(())
+    }
+
     /// The owner of an open lease saw the time-out and wants recovery to give the unit back when the deadline passes.
     async fn give_back_at_deadline(&self, key: &LeaseKey) -> Result<(), StoreError>;
 

@@ -85,6 +85,11 @@ impl Keys {
         self.key(partition, format_args!("versions"))
     }
 
+    /// A gateway resolves the lead's attempts; expires. In a partition of the lead's own: nothing else is asked with it.
+    pub(super) fn resolving(&self, partition: Partition, lead: LeadId) -> String {
+        self.key(partition, format_args!("resolving:{lead}"))
+    }
+
     /// How a lease ended; expires.
     pub(super) fn end_mark(&self, partition: Partition, lead: LeadId, buyer: &BuyerId) -> String {
         self.key(partition, format_args!("lease:{lead}:{buyer}"))

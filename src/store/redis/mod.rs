@@ -332,6 +332,25 @@ impl Store for RedisStore {
         self.run_close(close).await
     }
 
+    async fn claim_resolution(&self, lead: LeadId, claim_for: Duration) -> Result<bool, StoreError> {
+        let words = [
+            self.keys.resolving(self.partition(&lead.to_string()), lead),
+            "1".to_owned(),
+            "NX".to_owned(),
+            "PX".to_owned(),
+            millis(claim_for).to_string(),
+        ];
+        let reply = self.client.one("SET", words.map(Bytes::from).to_vec()).await?;
+        Ok(reply.optional_text()?.is_some())
+    }
+
+    async fn end_resolution(&self, lead: LeadId) -> Result<(), StoreError> {
+        self.client
+            .one("DEL", vec![self.keys.resolving(self.partition(&lead.to_string()), lead).into()])
+            .await
+            .map(drop)
+    }
+
     async fn commit_and_close(
         &self,
         end: &LeaseEnd,
