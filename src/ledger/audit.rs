@@ -78,6 +78,8 @@ pub enum Finding {
     UnearnedSale { lead: Text<LeadId>, buyer: BuyerId },
     /// A line is not what the sale says.
     WrongLine { lead: Text<LeadId>, buyer: BuyerId, account: String, booked_micros: Option<i64>, expected_micros: i64 },
+    /// The publisher is paid for one lead by more than one sale.
+    PaidTwice { lead: Text<LeadId>, buyers: Vec<BuyerId> },
     /// A line of a return is not the line of its sale the other way round, or is missing.
     WrongReturn { lead: Text<LeadId>, buyer: BuyerId, account: String, booked_micros: i64, expected_micros: i64 },
     /// A buyer accepted, and the lead is closed as something else than sold.
@@ -116,6 +118,15 @@ impl std::fmt::Display for Finding {
                 let booked = booked_micros.map_or_else(|| "nothing".to_owned(), |micros| Micros(micros).to_string());
                 let expected = Micros(*expected_micros);
                 write!(f, "lead {}: sale to {buyer}: {account} has {booked} booked, not {expected}", lead.0)
+            }
+            Self::PaidTwice { lead, buyers } => {
+                let buyers: Vec<&str> = buyers.iter().map(BuyerId::as_str).collect();
+                write!(
+                    f,
+                    "lead {}: the publisher is paid for the sales to {}, not for one of them",
+                    lead.0,
+                    buyers.join(" and ")
+                )
             }
             Self::WrongReturn { lead, buyer, account, booked_micros, expected_micros } => {
                 let (booked, expected) = (Micros(*booked_micros), Micros(*expected_micros));
@@ -204,6 +215,7 @@ pub(super) fn check_lead(lead: LeadId, books: &LeadBooks, until: Timestamp, audi
         return;
     }
     check_returns(id, &books.entries, audit);
+    check_paid_once(id, &books.entries, audit);
     let sold_to = row.filter(|row| row.status == LeadStatus::Sold && !row.is_test).and_then(|row| row.buyer.as_ref());
     let mut buyers: BTreeMap<&BuyerId, Vec<&EntrySide>> = BTreeMap::new();
     for entry in books.entries.iter().filter(|entry| entry.is_sale) {
@@ -264,6 +276,19 @@ fn check_lines(
             let (buyer, account) = (buyer.clone(), account.to_owned());
             audit.add(Finding::WrongLine { lead, buyer, account, booked_micros, expected_micros });
         }
+    }
+}
+
+/// A publisher sells a lead once, however many buyers are charged for it.
+fn check_paid_once(lead: Text<LeadId>, entries: &[EntrySide], audit: &mut Audit) {
+    let mut paid: BTreeMap<&BuyerId, i64> = BTreeMap::new();
+    for entry in entries.iter().filter(|entry| entry.account.starts_with("publisher:")) {
+        let sum = paid.entry(&entry.buyer).or_default();
+        *sum = sum.saturating_add(entry.amount.0);
+    }
+    let buyers: Vec<BuyerId> = paid.into_iter().filter(|(_, sum)| *sum > 0).map(|(buyer, _)| buyer.clone()).collect();
+    if buyers.len() > 1 {
+        audit.add(Finding::PaidTwice { lead, buyers });
     }
 }
 
@@ -332,6 +357,33 @@ pub(super) fn check_balances(
         if i128::from(balance_micros) != entries_micros {
             let (account, currency) = key.clone();
             audit.add(Finding::WrongBalance { account, currency, balance_micros, entries_micros });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn p6_a_publisher_who_is_paid_for_two_sales_of_a_lead_is_found() {
+        let line = |buyer: &str, micros: i64, is_sale| EntrySide {
+            buyer: BuyerId::new(buyer).unwrap(),
+            account: "publisher:acme".to_owned(),
+            amount: Micros(micros),
+            currency: Currency::new("USD").unwrap(),
+            is_sale,
+            booked_at: Timestamp::UNIX_EPOCH,
+        };
+        for (lines, is_found) in [
+            (vec![line("a", 7, true), line("b", 7, true)], true),
+            (vec![line("a", 7, true), line("b", 0, true)], false),
+            (vec![line("a", 7, true), line("a", -7, false), line("b", 7, true)], false),
+            (vec![line("a", 7, true)], false),
+        ] {
+            let mut audit = Audit::default();
+            check_paid_once(Text(LeadId::generate()), &lines, &mut audit);
+            assert_eq!(audit.found > 0, is_found, "{lines:?}");
         }
     }
 }

@@ -87,6 +87,39 @@ async fn f46_a_late_yes_that_another_gateway_has_booked_is_not_contested() {
     drop((place, stub));
 }
 
+/// P6: recovery's walk has sold the lead to somebody else while our buyer thought about it, in time. Its yes counts, is told as
+/// contested, and is not booked beside the sale that stands.
+async fn a_yes_in_time_to_a_lead_that_was_sold_elsewhere(place: Place) {
+    let stub = StubBuyer::on_loopback(behaviours(&["/slow=delay:2500:accept"]), 1).await.expect("a stub buyer");
+    let more = "timeout_ms = 20000\n[[buyer.cap]]\nwindow = \"day\"\nleads = 5";
+    place.write_routing(&routing(&[BuyerLine { id: "slow", url: stub.url("/slow"), more, price: "25.00" }]));
+    let gateway = place.start("").await;
+    let lead = waiting(&gateway).await;
+    let sold = Sold {
+        buyer: capgate::domain::id::BuyerId::new("other").unwrap(),
+        price: Micros(25_000_000),
+        payout: Micros(17_500_000),
+        currency: Currency::new("USD").unwrap(),
+        redirect_url: None,
+    };
+    close_elsewhere(&gateway, lead, &Verdict::Sold(sold), true).await;
+    assert_eq!(stub.stats("/slow").accepted, 0, "its yes was too early for this test");
+    until("it is contested", async || metric(&gateway, "capgate_contested_total{buyer=\"slow\"}").await >= 1.0).await;
+    let ledger = place.ledger().await;
+    let detail = ledger.lead_detail(lead).await.expect("books answer").expect("it is there");
+    assert_eq!((detail.attempts[0].outcome, detail.attempts[0].counted), (AttemptOutcome::LateAccepted, true));
+    assert_eq!(detail.entries.len(), 3, "P6: {:?}", detail.entries);
+    assert!(detail.entries.iter().any(|entry| entry.account == "buyer:other"), "{:?}", detail.entries);
+    gateway.app.shut_down().await;
+    ledger.shut_down().await;
+    place.backing.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn p6_a_yes_in_time_to_a_lead_that_was_sold_elsewhere_books_nothing_embedded() {
+    a_yes_in_time_to_a_lead_that_was_sold_elsewhere(Place::embedded()).await;
+}
+
 #[cfg(feature = "server-tests")]
 mod on_servers {
     use capgate::domain::id::Partition;
@@ -95,6 +128,11 @@ mod on_servers {
 
     use super::*;
     use crate::replies::Proxy;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn p6_a_yes_in_time_to_a_lead_that_was_sold_elsewhere_books_nothing_on_redis() {
+        a_yes_in_time_to_a_lead_that_was_sold_elsewhere(Place::servers().await).await;
+    }
 
     /// P6: recovery took the gateway for dead and made a doubt of its lease; then the yes came in time, its commit ended the
     /// doubt, and no reply came back. Asked again the store says "committed already", which does not tell who books: the verdict

@@ -16,10 +16,10 @@ use crate::support::{BuyerLine, Gateway, Place, client, closed, get, lead, post_
 /// Doubts that fill the cap.
 const DOUBTS: usize = 12;
 
-async fn resolve_at(admin: SocketAddr, lead: LeadId, outcome: &'static str) -> u16 {
+async fn resolve_at(admin: SocketAddr, lead: LeadId, buyer: &'static str, outcome: &'static str) -> u16 {
     let mut status = 503;
     until("the operator is answered", async || {
-        let body = json!({ "buyer": "bad", "outcome": outcome }).to_string();
+        let body = json!({ "buyer": buyer, "outcome": outcome }).to_string();
         let answer = client().post(format!("http://{admin}/v1/leads/{lead}/resolve")).body(body).send().await;
         status = answer.expect("an answer").status().as_u16();
         // A busy machine's "ask again".
@@ -85,8 +85,8 @@ async fn p1_doubts_resolved_both_ways_at_two_gateways_never_oversell() {
         for (number, doubt) in leads.iter().enumerate() {
             let (one, other) = if number % 2 == 0 { (&first, &second) } else { (&second, &first) };
             told.push(tokio::join!(
-                resolve_at(one.admin, *doubt, "accepted"),
-                resolve_at(other.admin, *doubt, "declined"),
+                resolve_at(one.admin, *doubt, "bad", "accepted"),
+                resolve_at(other.admin, *doubt, "bad", "declined"),
             ));
         }
         is_over.store(true, Ordering::Relaxed);
@@ -120,6 +120,52 @@ async fn p1_doubts_resolved_both_ways_at_two_gateways_never_oversell() {
     assert_eq!(usage.iter().map(|row| row.used).sum::<u64>(), kept + sold, "P2: counter and books agree");
     let totals = ledger.totals().await.expect("totals");
     assert_eq!((totals.unbalanced_leads, totals.unbalanced_accounts), (0, 0), "P6");
+    ledger.shut_down().await;
+    place.backing.clean().await;
+}
+
+/// P6: both doubts of a lead are resolved as accepted at the same moment, each at another gateway. Both buyers pay, the
+/// publisher is paid once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn p6_two_doubts_of_a_lead_resolved_at_two_gateways_pay_the_publisher_once() {
+    let mut place = Place::servers().await;
+    place.backing.store_more = "command_timeout_ms = 1000";
+    let stub = StubBuyer::on_loopback(behaviours(&["/a=hang", "/b=hang"]), 1).await.expect("a stub buyer");
+    let more = "timeout_ms = 1000\non_timeout = \"refund\"";
+    place.write_routing(&routing(&[
+        BuyerLine { id: "bad", url: stub.url("/a"), more, price: "25.00" },
+        BuyerLine { id: "worse", url: stub.url("/b"), more, price: "20.00" },
+    ]));
+    let (first, second) = (place.start(SHORT_LATE).await, place.start(SHORT_LATE).await);
+    let ledger = place.ledger().await;
+    let mut posted = Vec::new();
+    for number in 0..6 {
+        posted.push(post_until_taken(&client(), first.intake, &format!("k{number}"), &lead(number)).await.lead());
+    }
+    for lead in posted {
+        assert_eq!(closed(&ledger, lead).await.lead.status, LeadStatus::Unsold);
+        until("both doubts are in the books", async || {
+            let detail = ledger.lead_detail(lead).await.expect("books answer").expect("it is there");
+            detail.attempts.iter().filter(|attempt| attempt.outcome == AttemptOutcome::InDoubt).count() == 2
+        })
+        .await;
+        let told = tokio::join!(
+            resolve_at(first.admin, lead, "bad", "accepted"),
+            resolve_at(second.admin, lead, "worse", "accepted"),
+        );
+        assert_eq!(told, (200, 200));
+        let detail = ledger.lead_detail(lead).await.expect("books answer").expect("it is there");
+        assert_eq!((detail.lead.status, detail.entries.len()), (LeadStatus::Sold, 6));
+        let of = |account: &str| {
+            let lines = detail.entries.iter().filter(|entry| entry.account == account);
+            lines.map(|entry| entry.amount.0).sum::<i64>()
+        };
+        assert_eq!((of("buyer:bad"), of("buyer:worse")), (-25_000_000, -20_000_000));
+        assert!([17_500_000, 14_000_000].contains(&of("publisher:acme")), "paid once: {:?}", detail.entries);
+    }
+    for gateway in [first, second] {
+        gateway.app.shut_down().await;
+    }
     ledger.shut_down().await;
     place.backing.clean().await;
 }
