@@ -90,6 +90,8 @@ impl Walk<'_> {
         let mut end = held.accepted(acceptance, known);
         if self.is_answered().await {
             end = end.as_late();
+            // Should the answer be lost with the store's data, this verdict is the only one, and books.
+            self.verdict_books = true;
         }
         let sold = sold(held, acceptance);
         let verdict = Verdict::Sold(sold.clone());
