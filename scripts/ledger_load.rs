@@ -30,7 +30,7 @@ use capgate::store::redis::RedisStore;
 use capgate::store::{Admission, Admit, BeginReply, Close, CloseReply, ReadBack, Store};
 use clap::Parser;
 use jiff::Timestamp;
-use sqlx::{AssertSqlSafe, Connection as _, MySqlConnection, Row as _};
+use sqlx::{Connection as _, MySqlConnection, Row as _};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 type Failure = Box<dyn Error + Send + Sync>;
@@ -283,8 +283,8 @@ async fn settle(settler: &Settler, server: &mut MySqlConnection, measured: &mut 
 }
 
 async fn status(server: &mut MySqlConnection, name: &str) -> Result<u64, Failure> {
-    let sql = AssertSqlSafe(format!("SHOW GLOBAL STATUS LIKE '{name}'"));
-    let row = sqlx::raw_sql(sql).fetch_one(server).await?;
+    let sql = format!("SHOW GLOBAL STATUS LIKE '{name}'");
+    let row = sqlx::raw_sql(&sql).fetch_one(server).await?;
     Ok(row.try_get::<String, _>(1)?.parse()?)
 }
 
@@ -326,8 +326,7 @@ async fn report_tables(server: &mut MySqlConnection) -> Result<(), Failure> {
                WHERE table_schema = DATABASE() AND table_type = 'BASE TABLE' ORDER BY data_length + index_length DESC LIMIT 5";
     for row in sqlx::raw_sql(sql).fetch_all(&mut *server).await? {
         let (name, data, index): (String, i64, i64) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
-        let count: i64 =
-            sqlx::query_scalar(AssertSqlSafe(format!("SELECT COUNT(*) FROM {name}"))).fetch_one(&mut *server).await?;
+        let count: i64 = sqlx::query_scalar(&format!("SELECT COUNT(*) FROM {name}")).fetch_one(&mut *server).await?;
         println!("table {name:<12} {count:>9} rows  {:>6} MiB data  {:>6} MiB indexes", data >> 20, index >> 20);
     }
     Ok(())
@@ -352,12 +351,10 @@ async fn report_plans(server: &mut MySqlConnection) -> Result<(), Failure> {
             .replace("2026-11-30", &known[3])
             .replace("2026-12-01", "2100-01-01");
         let began = Instant::now();
-        let rows = sqlx::raw_sql(AssertSqlSafe(sql.clone())).fetch_all(&mut *server).await?.len();
+        let rows = sqlx::raw_sql(&sql).fetch_all(&mut *server).await?.len();
         let took = began.elapsed();
         println!("query {name}: {rows} rows in {took:?}");
-        for row in
-            sqlx::raw_sql(AssertSqlSafe(format!("EXPLAIN FORMAT=TRADITIONAL {sql}"))).fetch_all(&mut *server).await?
-        {
+        for row in sqlx::raw_sql(&format!("EXPLAIN FORMAT=TRADITIONAL {sql}")).fetch_all(&mut *server).await? {
             let [table, kind, key, extra] = ["table", "type", "key", "Extra"].map(|name| cell(&row, name));
             println!("      {table}: {kind} by {key}; {extra}");
         }

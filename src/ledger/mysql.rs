@@ -174,7 +174,7 @@ impl Database for MysqlDatabase {
         if locked != Some(1) {
             return Err(LedgerError::NotDone("another gateway is still migrating the ledger".to_owned()));
         }
-        connection.ensure_migrations_table(schema::TABLE).await.map_err(|error| schema::explain(&error, classify))?;
+        connection.ensure_migrations_table().await.map_err(|error| schema::explain(&error, classify))?;
         // Under the lock, a migration without success is one that was interrupted. Each can run again.
         sqlx::query("DELETE FROM _sqlx_migrations WHERE success = FALSE")
             .execute(&mut connection)

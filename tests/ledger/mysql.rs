@@ -9,7 +9,7 @@ use capgate::domain::routing::Secret;
 use capgate::ledger::mysql::MysqlLedger;
 use capgate::ledger::{Ledger, LedgerError, SettleError};
 use sqlx::mysql::MySqlConnection;
-use sqlx::{AssertSqlSafe, Connection, Executor, MySqlPool};
+use sqlx::{Connection, Executor, MySqlPool};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
@@ -32,7 +32,7 @@ pub async fn open_ledger(url: &str) -> Arc<dyn Ledger> {
 pub async fn open() -> Books {
     let name = format!("capgate_test_{}", LeadId::generate().to_string().replace('-', ""));
     let mut admin = MySqlConnection::connect(&server()).await.unwrap();
-    admin.execute(AssertSqlSafe(format!("CREATE DATABASE {name}"))).await.unwrap();
+    admin.execute(format!("CREATE DATABASE {name}").as_str()).await.unwrap();
     let place = format!("{}/{name}", server());
     let raw = sqlx::mysql::MySqlPoolOptions::new().max_connections(4).connect(&place).await.unwrap();
     Books { ledger: open_ledger(&place).await, raw: Raw::Mysql(raw), place, folder: None }
@@ -42,7 +42,7 @@ pub async fn open() -> Books {
 pub async fn remove(books: &Books) {
     if let Raw::Mysql(pool) = &books.raw {
         let name = books.place.rsplit('/').next().unwrap();
-        pool.execute(AssertSqlSafe(format!("DROP DATABASE {name}"))).await.unwrap();
+        pool.execute(format!("DROP DATABASE {name}").as_str()).await.unwrap();
         pool.close().await;
     }
 }
@@ -100,7 +100,7 @@ async fn block(books: &Arc<Books>) -> Blocked {
     // InnoDB undoes whoever changed fewer rows: these make it the settler.
     let rows: Vec<_> = (0..500).map(|index| format!("('heavy{index}')")).collect();
     let sql = format!("INSERT INTO paused_buyers (buyer_id) VALUES {}", rows.join(","));
-    stranger.execute(AssertSqlSafe(sql)).await.unwrap();
+    stranger.execute(sql.as_str()).await.unwrap();
     stranger.execute("UPDATE balances SET balance_micros = balance_micros + 0 WHERE account = 'margin'").await.unwrap();
     stranger.execute("SELECT * FROM balances WHERE account = 'margin' FOR UPDATE").await.unwrap();
     journal.append_all(sale(LeadId::generate(), "acme", "sunco"));
@@ -247,7 +247,7 @@ async fn f70_a_connection_killed_in_mid_batch_leaves_nothing() {
     run(open().await, |books| async move {
         let mut blocked = block(&books).await;
         let id = busy_connection(&books).await;
-        pool(&books).execute(AssertSqlSafe(format!("KILL {id}"))).await.unwrap();
+        pool(&books).execute(format!("KILL {id}").as_str()).await.unwrap();
         let result = blocked.settling.await.unwrap();
         assert!(matches!(result, Err(SettleError::Ledger(LedgerError::NotDone(_)))), "{result:?}");
         assert_eq!(books.raw.number("SELECT COUNT(*) FROM leads").await, 1);

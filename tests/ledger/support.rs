@@ -4,7 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use capgate::ledger::{Ledger, Settled};
-use sqlx::{AssertSqlSafe, MySqlPool, Row as _, SqlitePool};
+use sqlx::{MySqlPool, Row as _, SqlitePool};
 
 use crate::journal::{Journal, PARTITIONS};
 
@@ -29,7 +29,6 @@ pub enum Raw {
 impl Raw {
     /// Runs a statement.
     pub async fn run(&self, sql: &str) {
-        let sql = AssertSqlSafe(sql.to_owned());
         match self {
             Self::Sqlite(pool) => drop(sqlx::raw_sql(sql).execute(pool).await.unwrap()),
             Self::Mysql(pool) => drop(sqlx::raw_sql(sql).execute(pool).await.unwrap()),
@@ -38,7 +37,6 @@ impl Raw {
 
     /// The one number of a query.
     pub async fn number(&self, sql: &str) -> i64 {
-        let sql = AssertSqlSafe(sql.to_owned());
         match self {
             Self::Sqlite(pool) => sqlx::query_scalar(sql).fetch_one(pool).await.unwrap(),
             Self::Mysql(pool) => sqlx::query_scalar(sql).fetch_one(pool).await.unwrap(),
@@ -47,10 +45,13 @@ impl Raw {
 
     /// The first column of a query, as text.
     pub async fn texts(&self, sql: &str) -> Vec<Option<String>> {
-        let sql = AssertSqlSafe(sql.to_owned());
         match self {
             Self::Sqlite(pool) => sqlx::query_scalar(sql).fetch_all(pool).await.unwrap(),
-            Self::Mysql(pool) => sqlx::query_scalar(sql).fetch_all(pool).await.unwrap(),
+            // The driver takes texts that are compared byte for byte for bytes.
+            Self::Mysql(pool) => {
+                let rows = sqlx::query(sql).fetch_all(pool).await.unwrap();
+                rows.iter().map(|row| row.try_get_unchecked(0).unwrap()).collect()
+            }
         }
     }
 
@@ -58,15 +59,11 @@ impl Raw {
     pub async fn plan(&self, sql: &str) -> Vec<(String, String)> {
         match self {
             Self::Sqlite(pool) => {
-                let rows =
-                    sqlx::raw_sql(AssertSqlSafe(format!("EXPLAIN QUERY PLAN {sql}"))).fetch_all(pool).await.unwrap();
+                let rows = sqlx::raw_sql(&format!("EXPLAIN QUERY PLAN {sql}")).fetch_all(pool).await.unwrap();
                 rows.iter().map(|row| (String::new(), row.get("detail"))).collect()
             }
             Self::Mysql(pool) => {
-                let rows = sqlx::raw_sql(AssertSqlSafe(format!("EXPLAIN FORMAT=TRADITIONAL {sql}")))
-                    .fetch_all(pool)
-                    .await
-                    .unwrap();
+                let rows = sqlx::raw_sql(&format!("EXPLAIN FORMAT=TRADITIONAL {sql}")).fetch_all(pool).await.unwrap();
                 let text = |bytes: Option<Vec<u8>>| String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned();
                 let cell = |row: &sqlx::mysql::MySqlRow, name| text(row.try_get_unchecked(name).unwrap());
                 rows.iter().map(|row| (cell(row, "table"), cell(row, "type"))).collect()

@@ -3,14 +3,10 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use sqlx::SqlSafeStr;
 use sqlx::migrate::{Migrate, MigrateError, Migration, MigrationType, Migrator};
 
 use super::session::{Database, DbError, Kind};
 use crate::ledger::{LedgerError, MigrationStep};
-
-/// Where applied migrations are written down.
-pub const TABLE: &str = "_sqlx_migrations";
 
 /// A migration compiled in.
 #[derive(Debug, Clone, Copy)]
@@ -27,7 +23,7 @@ pub struct Source {
 pub fn migrations(sources: &[Source]) -> Vec<Migration> {
     let migration = |source: &Source| {
         let description = Cow::Borrowed(source.description);
-        Migration::new(source.version, description, MigrationType::Simple, source.sql.into_sql_str(), false)
+        Migration::new(source.version, description, MigrationType::Simple, Cow::Borrowed(source.sql), false)
     };
     sources.iter().map(migration).collect()
 }
@@ -39,8 +35,8 @@ pub async fn apply<C: Migrate + Send>(
     classify: fn(&sqlx::Error) -> DbError,
 ) -> Result<Vec<MigrationStep>, LedgerError> {
     let wrong = |error: MigrateError| explain(&error, classify);
-    connection.ensure_migrations_table(TABLE).await.map_err(wrong)?;
-    let applied = connection.list_applied_migrations(TABLE).await.map_err(wrong)?;
+    connection.ensure_migrations_table().await.map_err(wrong)?;
+    let applied = connection.list_applied_migrations().await.map_err(wrong)?;
     for one in &applied {
         match migrations.iter().find(|needed| needed.version == one.version) {
             None => return Err(LedgerError::Schema(newer(one.version))),
@@ -51,9 +47,8 @@ pub async fn apply<C: Migrate + Send>(
         }
     }
     let before: Vec<i64> = applied.iter().map(|applied| applied.version).collect();
-    let mut migrator = Migrator::with_migrations(migrations);
-    migrator.set_locking(false);
-    migrator.run_direct(None, connection, false).await.map_err(wrong)?;
+    let migrator = Migrator { migrations: migrations.into(), locking: false, ..Migrator::DEFAULT };
+    migrator.run_direct(connection).await.map_err(wrong)?;
     let step = |migration: &Migration| MigrationStep {
         version: migration.version,
         description: migration.description.to_string(),
