@@ -63,7 +63,7 @@ fn order(item: &Item<'_>) -> Option<CandidateOrder> {
     ])
 }
 
-fn fields(reader: &Reader<'_>, key: &'static str) -> Vec<Arc<str>> {
+pub(super) fn fields(reader: &Reader<'_>, key: &'static str) -> Vec<Arc<str>> {
     let Some(item) = reader.item(key) else { return Vec::new() };
     let mut names: Vec<Arc<str>> = Vec::new();
     for item in item.list("a list of field names") {

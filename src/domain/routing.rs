@@ -13,6 +13,7 @@ use super::cap::Cap;
 use super::id::{BuyerId, CampaignId, PublisherId};
 use super::lead::FieldValue;
 use super::money::{Currency, Micros, Payout};
+use super::person::DuplicateRule;
 use super::signature::SigningKey;
 use super::template::Template;
 
@@ -179,6 +180,8 @@ pub struct Buyer {
     pub keys: Vec<KeyHash>,
     /// See [`ReturnTerms`].
     pub returns: ReturnTerms,
+    /// See [`DuplicateRule`]; none: it takes a person any number of times.
+    pub duplicates: Option<DuplicateRule>,
 }
 
 /// Static rules of a buyer. An absent rule always holds.
@@ -376,6 +379,8 @@ pub struct AnswerRules {
     pub reason: Option<AnswerText>,
     /// Where the redirect URL is.
     pub redirect_url: Option<AnswerText>,
+    /// Where the buyer's own name for the lead is.
+    pub reference: Option<AnswerText>,
     /// Whether the file had an `answer` table; `check` warns when not.
     pub is_explicit: bool,
 }

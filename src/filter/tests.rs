@@ -39,9 +39,11 @@ fn buyer(id: &str, filter: BuyerFilter) -> Buyer {
             price: None,
             reason: None,
             redirect_url: None,
+            reference: None,
             is_explicit: true,
         },
         keys: vec![],
+        duplicates: None,
         returns: ReturnTerms { within_days: 0, frees_cap: false },
     }
 }

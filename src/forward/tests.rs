@@ -36,9 +36,11 @@ fn buyer(url: &str, in_flight_max: usize) -> Arc<Buyer> {
             price: None,
             reason: None,
             redirect_url: None,
+            reference: None,
             is_explicit: true,
         },
         keys: vec![],
+        duplicates: None,
         returns: ReturnTerms { within_days: 0, frees_cap: false },
     })
 }

@@ -2,16 +2,21 @@
 
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
+
 use super::story::Filtered;
 use super::{Walk, WalkOrder};
 use crate::app::Gateway;
 use crate::app::reload::catch_up;
 use crate::domain::explanation::Check;
-use crate::domain::id::CapId;
+use crate::domain::id::{CapId, LeadId};
 use crate::domain::lease::WalkName;
 use crate::domain::outcome::Verdict;
+use crate::domain::person::Person;
 use crate::domain::routing::{Campaign, Offer};
 use crate::lease::{FullCap, Held, TakeContext};
+use crate::ledger::SettleError;
+use crate::settle::lives::ask_books_about;
 use crate::store::{Refusal, StoreError, Take, TakeCandidate, TakeReply};
 use crate::telemetry::LeaseResult;
 
@@ -31,6 +36,9 @@ type Cured = (usize, u32);
 /// How long a lead waits for counters to be read from the books, all its buyers together: the rest of its time is for buyers
 /// whose counters are there.
 pub(super) const SEED_PATIENCE: Duration = Duration::from_secs(3);
+
+/// Between two questions to books that are away.
+const BOOKS_PAUSE: Duration = Duration::from_millis(200);
 
 /// What asking for the next lease came to.
 pub(super) enum Leased {
@@ -193,8 +201,20 @@ impl Walk<'_> {
                     self.note_full(index, candidate, cap, *used, taken.asked_at);
                     LeaseResult::Full
                 }
+                Refusal::Duplicate { lead, since } => {
+                    self.note_duplicate(index, *lead, *since);
+                    LeaseResult::Duplicate
+                }
                 Refusal::Ended(_) => LeaseResult::Ended,
                 Refusal::Underway => LeaseResult::Underway,
+                Refusal::AskBooks if self.seed_patience.is_zero() || *cured == (index, CURES_MAX) => {
+                    self.story.unavailable(index, Check::Duplicate, [("store", "the books are away".to_owned())]);
+                    LeaseResult::AskBooks
+                }
+                Refusal::AskBooks => {
+                    cure = Some((index, Cure::AskBooks(candidate.about.person)));
+                    LeaseResult::AskBooks
+                }
                 Refusal::Unseeded { .. } if self.seed_patience.is_zero() => {
                     self.story.unavailable(index, Check::Cap, [("store", "counts are not ready".to_owned())]);
                     LeaseResult::Unseeded
@@ -261,6 +281,11 @@ impl Walk<'_> {
         self.story.full(index, &full, &zone);
     }
 
+    fn note_duplicate(&mut self, index: usize, lead: LeadId, since: Timestamp) {
+        let Some(rule) = self.offer(index).buyer.duplicates.clone() else { return };
+        self.story.duplicate(index, &rule, lead, since);
+    }
+
     async fn cure(&mut self, index: usize, cure: Cure) {
         match cure {
             Cure::AskAgain => {}
@@ -269,6 +294,22 @@ impl Walk<'_> {
                 // The seed that runs when the routing comes into force waits for nobody: it ends what is too long for a lead.
                 let (began, seed) = (Instant::now(), self.gateway.seed(&self.offer(index).buyer));
                 let _ = tokio::time::timeout(self.seed_patience, seed).await;
+                self.seed_patience = self.seed_patience.saturating_sub(began.elapsed());
+            }
+            Cure::AskBooks(person) => {
+                let (began, buyer) = (Instant::now(), self.offer(index).buyer.id.clone());
+                let Some(person) = person else { return };
+                let asked = ask_books_about(self.gateway, &buyer, &person);
+                match tokio::time::timeout(self.seed_patience, asked).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(SettleError::Store(error))) => self.gateway.note_store_error(&error),
+                    Ok(Err(SettleError::Ledger(error))) => {
+                        tracing::warn!(%buyer, %error, "nobody is offered to the buyer: the books cannot be asked");
+                        // Asking at once again would find them as they are.
+                        tokio::time::sleep(BOOKS_PAUSE).await;
+                    }
+                    Err(_) => {}
+                }
                 self.seed_patience = self.seed_patience.saturating_sub(began.elapsed());
             }
             Cure::CatchUp { newest } => self.catch_up(index, newest).await,
@@ -337,6 +378,8 @@ enum Cure {
     OpenPartitions,
     /// The buyer's counters have to be read from the books.
     Seed,
+    /// The books have to be asked whether the buyer has the lead's person.
+    AskBooks(Option<Person>),
     /// A newer routing has to be loaded.
     CatchUp { newest: u64 },
 }

@@ -71,7 +71,7 @@ async fn exchange(id: &str, status: u16, answer: &[u8]) -> (Sent, Outcome) {
 
 fn yes(price_micros: i64, redirect_url: Option<&str>) -> Outcome {
     let redirect_url = redirect_url.map(str::to_owned);
-    Outcome::Accepted(Acceptance { http_status: 200, price: Some(Micros(price_micros)), redirect_url })
+    Outcome::Accepted(Acceptance { http_status: 200, price: Some(Micros(price_micros)), redirect_url, reference: None })
 }
 
 fn no(http_status: u16, reason: &str) -> Outcome {
@@ -193,7 +193,7 @@ async fn f52_f55_a_cake_style_buyer() {
 async fn f52_f55_a_leadconduit_style_buyer() {
     let success = r#"{"outcome":"success","lead":{"id":"5c"},"price":18}"#;
     let (sent, outcome) = exchange("leadconduit-style", 201, success.as_bytes()).await;
-    let terms = Acceptance { http_status: 201, price: Some(Micros(18_000_000)), redirect_url: None };
+    let terms = Acceptance { http_status: 201, price: Some(Micros(18_000_000)), redirect_url: None, reference: None };
     assert_eq!(outcome, Outcome::Accepted(terms));
     assert_eq!(sent.line, "POST /flows/5a/sources/5b/submit HTTP/1.1");
     assert!(sent.head.contains("accept: application/json"), "{}", sent.head);

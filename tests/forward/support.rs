@@ -78,9 +78,11 @@ pub fn buyer_with(url: &str, change: impl FnOnce(&mut Buyer)) -> Arc<Buyer> {
             price: Some(AnswerText::Path("/price".into())),
             reason: Some(AnswerText::Path("/reason".into())),
             redirect_url: None,
+            reference: None,
             is_explicit: false,
         },
         keys: Vec::new(),
+        duplicates: None,
         returns: ReturnTerms { within_days: 0, frees_cap: false },
     };
     change(&mut buyer);

@@ -88,9 +88,11 @@ pub(crate) fn buyer(id: &str, day_limit: u64) -> Buyer {
             price: None,
             reason: None,
             redirect_url: None,
+            reference: None,
             is_explicit: true,
         },
         keys: keys(id),
+        duplicates: None,
         returns: ReturnTerms { within_days: 30, frees_cap: false },
     }
 }
