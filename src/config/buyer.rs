@@ -18,13 +18,15 @@ use super::request;
 use super::routing::Known;
 use crate::domain::id::BuyerId;
 use crate::domain::person::DuplicateRule;
-use crate::domain::routing::{Buyer, OnCrash, OnTimeout, ReturnTerms};
+use crate::domain::routing::{BreakerRule, Buyer, OnCrash, OnTimeout, ReturnTerms};
 use crate::domain::window::WindowKind;
+use crate::forward::REST_MAX_S;
 
 /// Most forwards under way at once to one buyer.
 const IN_FLIGHT_MAX: u32 = 100_000;
 /// Ten years.
 const RETURN_DAYS_MAX: u32 = 3_650;
+const BREAKER_FAILURES_MAX: u32 = 1_000_000;
 /// Ten years. Marks are kept in the store for so long.
 const DUPLICATE_DAYS_MAX: u32 = 3_650;
 
@@ -59,6 +61,7 @@ pub(super) fn read(id: &BuyerId, reader: &Reader<'_>, forward: &ForwardConfig, k
     let answer = answer::read(reader.table("answer"));
     let keys = publisher::keys(reader);
     let returns = return_terms(reader, !keys.is_empty());
+    let breaker = reader.table("breaker").map(breaker_rule).unwrap_or_default();
     let duplicates = reader.table("duplicates").and_then(duplicate_rule);
 
     if !answer.as_ref().is_none_or(|answer| answer.is_explicit) {
@@ -92,8 +95,17 @@ pub(super) fn read(id: &BuyerId, reader: &Reader<'_>, forward: &ForwardConfig, k
         answer: answer?,
         keys,
         returns,
+        breaker,
         duplicates,
     }))
+}
+
+fn breaker_rule(reader: Reader<'_>) -> BreakerRule {
+    let BreakerRule { failures, rest } = BreakerRule::default();
+    let failures = reader.integer("failures", (0, BREAKER_FAILURES_MAX), failures);
+    let rest_s = reader.integer("rest_s", (1, REST_MAX_S), u32::try_from(rest.as_secs()).unwrap_or(REST_MAX_S));
+    reader.finish();
+    BreakerRule { failures, rest: Duration::from_secs(rest_s.into()) }
 }
 
 /// `[buyer.duplicates]`; `None` when something is wrong with it.

@@ -180,8 +180,25 @@ pub struct Buyer {
     pub keys: Vec<KeyHash>,
     /// See [`ReturnTerms`].
     pub returns: ReturnTerms,
+    /// See [`BreakerRule`].
+    pub breaker: BreakerRule,
     /// See [`DuplicateRule`]; none: it takes a person any number of times.
     pub duplicates: Option<DuplicateRule>,
+}
+
+/// When a buyer that fails is left alone for a while; per gateway.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BreakerRule {
+    /// So many forwards in a row without an answer, or with a 5xx; 0: never.
+    pub failures: u32,
+    /// How long it is left alone, before one lead tries again.
+    pub rest: Duration,
+}
+
+impl Default for BreakerRule {
+    fn default() -> Self {
+        Self { failures: 20, rest: Duration::from_secs(10) }
+    }
 }
 
 /// Static rules of a buyer. An absent rule always holds.

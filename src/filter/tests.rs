@@ -43,6 +43,7 @@ fn buyer(id: &str, filter: BuyerFilter) -> Buyer {
             is_explicit: true,
         },
         keys: vec![],
+        breaker: crate::domain::routing::BreakerRule::default(),
         duplicates: None,
         returns: ReturnTerms { within_days: 0, frees_cap: false },
     }

@@ -39,6 +39,7 @@ fn offer(caps: Vec<Cap>, price_max: Micros) -> Offer {
             is_explicit: true,
         },
         keys: vec![],
+        breaker: crate::domain::routing::BreakerRule::default(),
         duplicates: None,
         returns: ReturnTerms { within_days: 0, frees_cap: false },
     };

@@ -14,6 +14,7 @@ use crate::domain::lease::WalkName;
 use crate::domain::outcome::Verdict;
 use crate::domain::person::Person;
 use crate::domain::routing::{Campaign, Offer};
+use crate::forward::Turn;
 use crate::lease::{FullCap, Held, TakeContext};
 use crate::ledger::SettleError;
 use crate::settle::lives::ask_books_about;
@@ -58,6 +59,8 @@ pub(super) struct HeldOffer {
     pub held: Held,
     /// When it was asked for: it is not older than this.
     pub asked_at: Instant,
+    /// The right to call the buyer.
+    pub turn: Option<Turn>,
 }
 
 /// A take and what the store said to it.
@@ -98,7 +101,9 @@ impl Walk<'_> {
         let mut candidates = Vec::new();
         let context = take_context(self.gateway, self.order, campaign, self.name);
         let (attempt, candidates_max) = (self.attempts + 1, self.candidates_max);
-        let (remaining, story, newer) = (&mut self.remaining, &mut self.story, &self.newer);
+        // Turns of an earlier take that came to nothing are given back.
+        self.turns.clear();
+        let (remaining, story, newer, turns) = (&mut self.remaining, &mut self.story, &self.newer, &mut self.turns);
         let full_caps = self.gateway.full.read();
         remaining.retain(|&index| {
             if candidates.len() == candidates_max {
@@ -108,10 +113,6 @@ impl Walk<'_> {
                 Some(newer) => (&newer.offer, newer.version),
                 None => (&campaign.offers[index], context.routing_version),
             };
-            if let Some(rest) = self.gateway.forwarder.resting(&offer.buyer.id) {
-                story.skipped(index, Check::Breaker, [("rest_s", rest.as_secs().to_string())]);
-                return false;
-            }
             if self.gateway.forwarder.in_flight(&offer.buyer.id) >= offer.buyer.in_flight_max {
                 story.skipped(index, Check::InFlight, [("limit", offer.buyer.in_flight_max.to_string())]);
                 return false;
@@ -120,6 +121,14 @@ impl Walk<'_> {
                 self.gateway.telemetry.buyer(&offer.buyer.id).lease.count(LeaseResult::RememberedFull);
                 story.full(index, &full, &offer.buyer.timezone);
                 return false;
+            }
+            // Last, because it may be the one turn of a buyer that is being tried again.
+            match self.gateway.forwarder.turn(&offer.buyer) {
+                Ok(turn) => drop(turns.insert(index, turn)),
+                Err(rest) => {
+                    story.resting(index, rest);
+                    return false;
+                }
             }
             indexes.push(index);
             candidates.push(TakeContext { routing_version: version, ..context }.candidate(offer, at, attempt));
@@ -264,7 +273,10 @@ impl Walk<'_> {
             let buyer = &self.offer(index).buyer;
             let mut held = Held::new(&self.order.lead, buyer, candidate, self.order.publisher.payout);
             held.about.ordinal = self.attempts;
-            return Some(HeldOffer { offer: index, held, asked_at: taken.asked_at });
+            let turn = self.turns.remove(&index);
+            // Those of the others, who were not reached or had no room, are given back.
+            self.turns.clear();
+            return Some(HeldOffer { offer: index, held, asked_at: taken.asked_at, turn });
         }
         if let Some((index, cure)) = cure {
             *cured = if cured.0 == index { (index, cured.1 + 1) } else { (index, 1) };

@@ -35,7 +35,7 @@ pub async fn rehearse(gateway: &Arc<Gateway>, order: &WalkOrder) -> Progress {
     for &index in &filtered.candidates.ranked {
         let offer = &campaign.offers[index];
         if let Some(rest) = gateway.forwarder.resting(&offer.buyer.id) {
-            story.skipped(index, Check::Breaker, [("rest_s", rest.as_secs().to_string())]);
+            story.resting(index, rest);
             continue;
         }
         let candidate = context.candidate(offer, now, 1);

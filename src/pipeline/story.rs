@@ -15,6 +15,7 @@ use crate::domain::outcome::{AttemptOutcome, UnsoldReason};
 use crate::domain::person::DuplicateRule;
 use crate::domain::routing::Offer;
 use crate::filter::{Candidates, CompiledCampaign, Skipped};
+use crate::forward::Rest;
 use crate::lease::FullCap;
 use crate::ledger::AttemptRow;
 
@@ -68,6 +69,11 @@ impl Story {
             put("resets_at", resets_at);
         }
         self.notes.insert(offer, (Check::Cap, values));
+    }
+
+    /// A candidate that is not called for a while.
+    pub fn resting(&mut self, offer: usize, rest: Rest) {
+        self.skipped(offer, Check::Breaker, [("rest_s", rest.left.as_secs().to_string()), ("why", rest.why.to_owned())]);
     }
 
     /// A candidate that has the person by another lead.

@@ -130,6 +130,6 @@ async fn retry_after_rests_the_buyer() {
     let expected =
         Outcome::Declined { http_status: 429, reason: "http_429".into(), is_duplicate: false, rest_s: Some(20) };
     assert_eq!(refused, expected);
-    let rest = forwarder.resting(&buyer.id).expect("a rest");
+    let rest = forwarder.resting(&buyer.id).expect("a rest").left;
     assert!(rest > Duration::from_secs(10) && rest <= Duration::from_secs(20), "{rest:?}");
 }

@@ -92,6 +92,7 @@ pub(crate) fn buyer(id: &str, day_limit: u64) -> Buyer {
             is_explicit: true,
         },
         keys: keys(id),
+        breaker: crate::domain::routing::BreakerRule::default(),
         duplicates: None,
         returns: ReturnTerms { within_days: 30, frees_cap: false },
     }
