@@ -44,6 +44,7 @@ fn attempt(row: &AttemptRow) -> Value {
         "counted": row.counted,
         "http_status": row.http_status,
         "reason": row.reason,
+        "reference": row.reference,
         "sent_at": row.sent_at.to_string(),
         "duration_us": row.duration_us,
         "windows": text_as_json(&row.windows),
@@ -105,13 +106,14 @@ pub fn as_text(lead: &Value) -> String {
     for attempt in list(&lead["attempts"]) {
         let _ = writeln!(
             out,
-            "  {:>2} {:<20} {:<14} http={} {} us {}",
+            "  {:>2} {:<20} {:<14} http={} {} us {}{}",
             text(&attempt["ordinal"]),
             text(&attempt["buyer"]),
             text(&attempt["outcome"]),
             text(&attempt["http_status"]),
             text(&attempt["duration_us"]),
-            text(&attempt["reason"])
+            text(&attempt["reason"]),
+            attempt["reference"].as_str().map(|reference| format!(" reference={reference}")).unwrap_or_default()
         );
     }
     let _ = writeln!(out, "entries");

@@ -16,6 +16,7 @@ use crate::domain::event::{ClaimKey, Closed, Received};
 use crate::domain::id::{BuyerId, LeadId};
 use crate::domain::lead::Lead;
 use crate::domain::lease::{LeaseKey, WalkName};
+use crate::forward::Turn;
 use crate::domain::outcome::{AttemptOutcome, Verdict};
 use crate::domain::routing::Publisher;
 use crate::filter::CompiledCampaign;
@@ -135,6 +136,8 @@ struct Walk<'a> {
     attempts: u16,
     /// A take's reply that was not read yet: the first one comes with the admission.
     taken: Option<Taken>,
+    /// Rights to call the candidates of the last take, by their place among the offers.
+    turns: HashMap<usize, Turn>,
     /// Its name, in every lease that it opens.
     name: WalkName,
     /// Offers of a newer routing, for buyers that the store has seen it used for (F86), by the place of the old offer.
@@ -181,6 +184,7 @@ impl<'a> Walk<'a> {
             open_until: gateway.store.now() + gateway.lead_open_for(),
             attempts: u16::try_from(attempted.len()).unwrap_or(u16::MAX),
             taken: None,
+            turns: HashMap::new(),
             name: WalkName::generate(),
             newer: HashMap::new(),
             seed_patience: leasing::SEED_PATIENCE,

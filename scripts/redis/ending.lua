@@ -1,8 +1,10 @@
 -- Shared by commit, confirm, refund, expire and doubt; stands after the prelude.
 --
--- KEYS 1 life  2 lease:<lead>:<buyer> (end mark)  3 leases:<buyer>  4 due  5 journal:<life>  6.. one counter per charge
+-- KEYS 1 life  2 lease:<lead>:<buyer> (end mark)  3 leases:<buyer>  4 due  5 journal:<life>  6.. one counter per charge,
+--      and where 9 says something dup:<buyer>:<digest>
 -- ARGV 1 life  2 lead  3 buyer  4 name of this call  5 end mark's time to live ms  6 charges as they were taken
 --      7 event for an open lease  8 event for a lease that had ended otherwise
+--      9 what becomes of the person's mark: keep, free or ''  10 since when, ms  11 when the mark expires, ms
 --      then per state that the verb can change, in the verb's order: effects for the journal, and one signed change per
 --      counter
 -- Replies {'done', entry id}           the lease was open
@@ -19,6 +21,8 @@ local function finish(KEYS, ARGV, to, from_states)
   if not is_here(KEYS[1], ARGV[1]) then
     return { 'life' }
   end
+  local person = ARGV[9] ~= '' and KEYS[#KEYS]
+  local counters_end = person and #KEYS - 1 or #KEYS
   local record = redis.call('HGET', KEYS[3], ARGV[2])
   local from = 'open'
   if not record then
@@ -35,7 +39,7 @@ local function finish(KEYS, ARGV, to, from_states)
   local block
   for index, state in ipairs(from_states) do
     if state == from then
-      block = 8 + (index - 1) * (#KEYS - 4)
+      block = 11 + (index - 1) * (counters_end - 4)
     end
   end
   if not block then
@@ -44,7 +48,10 @@ local function finish(KEYS, ARGV, to, from_states)
   if record and record:match('^[^\n]*\n[^\n]*\n[^\n]*\n([^\n]*)\n') ~= ARGV[6] then
     return redis.error_reply('BROKEN charges are not those of the lease')
   end
-  local used = counts_from(KEYS, 6)
+  local used = counts_from(KEYS, 6, counters_end)
+  if person then
+    redis.call('GET', person)
+  end
   redis.call('XLEN', KEYS[5])
 
   -- First, because `due` is the one key not read above: were it broken, nothing would have been written (F06).
@@ -54,7 +61,7 @@ local function finish(KEYS, ARGV, to, from_states)
   end
   -- Read back in this very step: a look from outside would count units of other late yeses, too.
   local counters, is_charged = {}, from == 'refunded' and to == 'committed'
-  for c = 6, #KEYS do
+  for c = 6, counters_end do
     local value, change = used[c], ARGV[block + c - 4]
     -- A counter that is gone belongs to a finished window, or waits for a seed that will read this event (F01).
     if value and change ~= '0' then
@@ -69,6 +76,9 @@ local function finish(KEYS, ARGV, to, from_states)
   local was = record and '' or from
   counters = table.concat(counters, ',')
   redis.call('SET', KEYS[2], table.concat({ to, ARGV[4], was, counters }, '|'), 'PX', ARGV[5])
+  if person then
+    note_person(person, ARGV[1], ARGV[2], ARGV[9], ARGV[10], ARGV[11])
+  end
   local id = append(KEYS[5], record and ARGV[7] or ARGV[8], ARGV[block + 1])
   return was == '' and { 'done', id } or { 'late', was, id, counters }
 end

@@ -37,10 +37,10 @@ local function checked_count(value)
   return value
 end
 
--- What the counters from KEYS[first] on hold, by their place in KEYS; false for one that is gone. Throws as above.
-local function counts_from(KEYS, first)
+-- What the counters from KEYS[first] to KEYS[last] hold, by their place in KEYS; false for one that is gone. Throws as above.
+local function counts_from(KEYS, first, last)
   local used = {}
-  for c = first, #KEYS do
+  for c = first, last do
     local value = redis.call('GET', KEYS[c])
     used[c] = value and checked_count(value)
   end
@@ -81,6 +81,32 @@ end
 local function is_here(key, life)
   local number, here = standing(key)
   return number == life and here
+end
+
+-- What a person's mark says of the life it is asked under: the lead by which the buyer has the person ('' for none) and since
+-- when, ms. A mark is "<lead>|<since ms>|<life>"; one of another life says nothing.
+local function person_of(key, life)
+  local lead, since, of = (redis.call('GET', key) or ''):match('^([^|]*)|(%d+)|(%d+)$')
+  if of == life then
+    return lead, since
+  end
+end
+
+-- Has everybody been marked whom the buyer had within so many days? The key says "<life>|<days>".
+local function is_marked(key, life, days)
+  local of, marked = (redis.call('GET', key) or ''):match('^(%d+)|(%d+)$')
+  return of == life and le(days, marked)
+end
+
+-- What an attempt's new state does to its person's mark. keep: the buyer has the person, or may have. free: it has not; that is
+-- remembered for a while, because the books may still say otherwise. A mark of another lead stays.
+local function note_person(key, life, lead, verb, since, expires)
+  local owner, now = person_of(key, life), now_ms()
+  if verb == 'free' and (not owner or owner == lead) then
+    redis.call('SET', key, '|' .. ms_text(now) .. '|' .. life, 'PX', '600000')
+  elseif verb == 'keep' and (not owner or owner == '') and tonumber(expires) > now then
+    redis.call('SET', key, lead .. '|' .. since .. '|' .. life, 'PX', ms_text(tonumber(expires) - now))
+  end
 end
 
 -- The answer of a lead, nil while it has none, and which lead its record belongs to. `record` may be that of its claim.

@@ -19,7 +19,7 @@ end
 if now_ms() > tonumber(ARGV[2]) then
   return { 'late' }
 end
-local used = counts_from(KEYS, 4)
+local used = counts_from(KEYS, 4, #KEYS)
 redis.call('XLEN', KEYS[3])
 
 -- First, because it was not read as what it is: were it broken, nothing would have been written (F06).

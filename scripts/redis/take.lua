@@ -3,21 +3,24 @@
 -- On a cluster all candidates of one call are of one partition; on a single server they may be of several.
 --
 -- KEYS per group (partition): life, due, windows, versions; then per candidate: lease:<lead>:<buyer> (end mark),
---      leases:<buyer>, and one counter per demand
+--      leases:<buyer>, for a candidate with days dup:<buyer>:<digest> and marked:<buyer>, and one counter per demand
 -- ARGV 1 lead  2 not_after ms  3 refusals of candidates tried in earlier calls  4 number of groups  5 number of candidates
 --      then per group: life, '' when the gateway knows none
---      then per candidate: index, group from 1, buyer, routing version, lease_for ms, about, charges, number of demands,
---      and per demand: cap, window start ms, window end ms or '', amount, most that the counter may be before, expires at
+--      then per candidate: index, group from 1, buyer, routing version, lease_for ms, about, charges, days within
+--      which the buyer wants nobody twice or '', number of demands, and per demand: cap, window start ms, window end ms or '', amount, most that the counter may be before, expires at
 --      ms or ''
 -- Reply   {index of the candidate taken or '', '1' when too late else '0', refusals, when the lease was taken, ms}
 -- A refusal is "<index> <letter> ...": F <cap> <used> full, W <store clock ms> wrong window, Z <cap> <start ms>
 -- <end ms> another window of the cap runs, U <cap> unseeded, S <newest
--- version> stale, E <mark> ended, O another walk of the lead holds it, L other life; refusals are joined by ';'. W, Z, U,
--- S and L can be cured and end the call. `about` names the walk that asks: "walk":"<hex digits>".
+-- version> stale, E <mark> ended, O another walk of the lead holds it, L other life, D <lead> <since ms> the buyer has the
+-- person by another lead, B the books have to be asked about the person; refusals are joined by ';'. W, Z, U, S, L and B can
+-- be cured and end the call. `about` names the walk that asks: "walk":"<hex digits>".
 -- Has no allow-oom: a full server must refuse new work before anything is written (P7).
 
 local lead, not_after, refused = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local group_count, candidate_count = tonumber(ARGV[4]), tonumber(ARGV[5])
+
+local DAY_MS = 86400000
 
 local function refuse(text)
   refused = refused == '' and text or refused .. ';' .. text
@@ -27,6 +30,7 @@ local groups, k, a = {}, 0, 5
 for g = 1, group_count do
   local life = ARGV[a + g]
   groups[g] = {
+    life = life,
     due = KEYS[k + 2],
     windows = KEYS[k + 3],
     versions = KEYS[k + 4],
@@ -42,12 +46,18 @@ local candidates = {}
 for i = 1, candidate_count do
   local c = {
     index = ARGV[a + 1], group = groups[tonumber(ARGV[a + 2])], buyer = ARGV[a + 3], version = ARGV[a + 4],
-    lease_for = tonumber(ARGV[a + 5]), about = ARGV[a + 6], charges = ARGV[a + 7], demands = tonumber(ARGV[a + 8]),
-    argv = a + 8, mark = KEYS[k + 1], leases = KEYS[k + 2], keys = k + 2,
+    lease_for = tonumber(ARGV[a + 5]), about = ARGV[a + 6], charges = ARGV[a + 7], days = ARGV[a + 8],
+    demands = tonumber(ARGV[a + 9]), argv = a + 9, mark = KEYS[k + 1], leases = KEYS[k + 2],
   }
+  k = k + 2
+  if c.days ~= '' then
+    c.person, c.marked = KEYS[k + 1], KEYS[k + 2]
+    k = k + 2
+  end
+  c.keys = k
   candidates[i] = c
-  a = a + 8 + 6 * c.demands
-  k = k + 2 + c.demands
+  a = a + 9 + 6 * c.demands
+  k = k + c.demands
   if c.group.is_known then
     local record = redis.call('HGET', c.leases, lead)
     local walk = c.about:match('"walk":"%x+"')
@@ -87,6 +97,16 @@ local function reason(c)
   if newest_version ~= c.version then
     -- Kept even when a cap refuses: an older routing must not grant after a newer one was used (F86).
     seen_versions[#seen_versions + 1] = { group.versions, c.buyer, c.version }
+  end
+  if c.person then
+    local owner, since = person_of(c.person, group.life)
+    if not owner and not is_marked(c.marked, group.life, c.days) then
+      return 'B'
+    end
+    -- By the rule in force now: a mark may have been made under a longer one.
+    if owner and owner ~= '' and owner ~= lead and now - tonumber(since) < tonumber(c.days) * DAY_MS then
+      return table.concat({ 'D', owner, since }, ' ')
+    end
   end
   if c.demands == 0 then
     return nil
@@ -146,7 +166,7 @@ for i = 1, candidate_count do
   end
   refuse(candidates[i].index .. ' ' .. why)
   -- The order of candidates is a promise: nobody further on is asked while this one may yet turn out to have room.
-  if why:find('^[LWZUS]') then
+  if why:find('^[LWZUSB]') then
     break
   end
 end
@@ -157,6 +177,10 @@ if taken then
   redis.call('ZADD', taken.group.due, deadline, lead .. ':' .. taken.buyer)
   redis.call('HSET', taken.leases, lead,
     table.concat({ '0', ms_text(now), deadline, taken.charges, refused, taken.about }, '\n'))
+  if taken.person then
+    redis.call('SET', taken.person, lead .. '|' .. ms_text(now) .. '|' .. taken.group.life, 'PX',
+      ms_text(tonumber(taken.days) * DAY_MS))
+  end
   for d = 1, taken.demands do
     local at, counter = taken.argv + 6 * (d - 1), KEYS[taken.keys + d]
     redis.call('INCRBY', counter, ARGV[at + 4])

@@ -39,7 +39,7 @@ pub(super) async fn table(gateway: &Gateway, only: Option<&BuyerId>) -> Result<V
         }
     }
     let open = open_units(gateway).await?;
-    let now = gateway.store.now();
+    let (now, paused) = (gateway.store.now(), gateway.paused.load_full());
     let mut rows = Vec::new();
     for buyer in buyers {
         let keys = gateway.windows.counters(buyer, now);
@@ -57,6 +57,7 @@ pub(super) async fn table(gateway: &Gateway, only: Option<&BuyerId>) -> Result<V
             let show = |units: u64| shown(cap.limit, units);
             rows.push(json!({
                 "buyer": buyer.id.as_str(),
+                "paused": paused.contains(&buyer.id),
                 "cap": cap.id.as_str(),
                 "limit": show(limit),
                 "used": show(used),

@@ -36,6 +36,7 @@ pub async fn run(gateway: Arc<Gateway>) {
         rounds = rounds.wrapping_add(1);
         count_settled(&gateway, &mut counted);
         read_pauses(&gateway).await;
+        show_rests(&gateway);
         if rounds.is_multiple_of(2) {
             look_once(&gateway).await;
         }
@@ -85,6 +86,13 @@ async fn count_open(gateway: &Arc<Gateway>) {
 async fn read_pauses(gateway: &Arc<Gateway>) {
     if let Ok(Ok(paused)) = tokio::time::timeout(PATIENCE, gateway.ledger.paused_buyers()).await {
         gateway.set_paused(paused);
+    }
+}
+
+fn show_rests(gateway: &Gateway) {
+    for buyer in gateway.routing().compiled.routing().buyers.keys() {
+        let rests = gateway.forwarder.resting(buyer).is_some();
+        gateway.telemetry.buyer(buyer).breaker_open.set(f64::from(u8::from(rests)));
     }
 }
 

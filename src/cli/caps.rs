@@ -87,9 +87,14 @@ fn as_text(caps: &Value) -> String {
         .as_array()
         .into_iter()
         .flatten()
-        .map(|row| COLUMNS.iter().map(|(name, _)| row[*name].as_str().unwrap_or("never").to_owned()).collect())
+        .map(|row| COLUMNS.iter().map(|(name, _)| cell(row, name)).collect())
         .collect();
     table(&COLUMNS.map(|(_, title)| title), rows, &(2..7))
+}
+
+fn cell(row: &Value, name: &str) -> String {
+    let text = row[name].as_str().unwrap_or("never");
+    if name == "buyer" && row["paused"] == true { format!("{text} (paused)") } else { text.to_owned() }
 }
 
 #[cfg(test)]
@@ -101,13 +106,14 @@ mod tests {
         let caps = serde_json::json!({"caps": [
             {"buyer": "sunco", "cap": "day", "limit": "500", "used": "37", "open": "2", "in_doubt": "0", "free": "463",
              "resets_at": "2026-03-09T04:00:00Z", "resets_at_local": "2026-03-09T00:00:00-04:00"},
-            {"buyer": "sunco", "cap": "total", "limit": "9", "used": "9", "open": "0", "in_doubt": "0", "free": "0",
+            {"buyer": "sunco", "paused": true, "cap": "total", "limit": "9", "used": "9", "open": "0", "in_doubt": "0", "free": "0",
              "resets_at": null, "resets_at_local": null},
         ]});
         let text = as_text(&caps);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 3);
-        assert!(lines[0].starts_with("BUYER  CAP"));
+        assert!(lines[0].starts_with("BUYER "));
+        assert!(lines[1].starts_with("sunco  ") && lines[2].starts_with("sunco (paused)  "));
         assert_eq!(lines[0].find("LIMIT").map(|at| at + 5), lines[1].find("500").map(|at| at + 3));
         assert!(lines[2].ends_with("never"));
     }

@@ -102,7 +102,9 @@ async fn pages(
 }
 
 async fn list(which: &Which, json: bool, ledger: &dyn Ledger) -> Result<ExitCode, LedgerError> {
+    let mut is_empty = true;
     pages(which, ledger, async |rows| {
+        is_empty = false;
         if json {
             for row in &rows {
                 println!("{}", as_json(row));
@@ -114,6 +116,9 @@ async fn list(which: &Which, json: bool, ledger: &dyn Ledger) -> Result<ExitCode
         Ok(())
     })
     .await?;
+    if is_empty && !json {
+        println!("no postbacks in this state");
+    }
     Ok(ExitCode::SUCCESS)
 }
 

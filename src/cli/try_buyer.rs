@@ -159,6 +159,7 @@ impl Trial {
             price: self.price,
             currency: self.currency,
             permit,
+            turn: None,
         };
         let mut told = forwarder.forward_and_trace(order, Some(Arc::clone(&tracer))).await;
         let late = match told.late.take() {
@@ -296,9 +297,12 @@ impl Report<'_> {
     /// What the configured places of the answer held, and what of it counts.
     fn picked(&self, answer: &SeenAnswer) -> Vec<(&'static str, Option<String>, Option<String>)> {
         let rules = &self.buyer.answer;
-        let (price, redirect_url) = match self.last() {
-            Outcome::Accepted(terms) => (terms.price.map(|price| price.to_string()), terms.redirect_url.clone()),
-            _ => (None, None),
+        let (price, redirect_url, reference) = match self.last() {
+            Outcome::Accepted(terms) => {
+                let price = terms.price.map(|price| price.to_string());
+                (price, terms.redirect_url.clone(), terms.reference.clone())
+            }
+            _ => (None, None, None),
         };
         let reason = match self.last() {
             Outcome::Declined { reason, .. } => Some(reason.clone()),
@@ -308,6 +312,7 @@ impl Report<'_> {
             ("price", &rules.price, price),
             ("reason", &rules.reason, reason),
             ("redirect_url", &rules.redirect_url, redirect_url),
+            ("reference", &rules.reference, reference),
         ]
         .into_iter()
         .filter(|(_, place, _)| place.is_some())

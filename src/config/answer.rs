@@ -21,6 +21,7 @@ pub(super) fn read(table: Option<Reader<'_>>) -> Option<AnswerRules> {
             price: None,
             reason: None,
             redirect_url: None,
+            reference: None,
             is_explicit: false,
         });
     };
@@ -41,6 +42,7 @@ pub(super) fn read(table: Option<Reader<'_>>) -> Option<AnswerRules> {
         price: reader.item("price").and_then(|item| text(&item)),
         reason: reader.item("reason").and_then(|item| text(&item)),
         redirect_url: reader.item("redirect_url").and_then(|item| text(&item)),
+        reference: reader.item("reference").and_then(|item| text(&item)),
         is_explicit: true,
     };
     reader.not_available_yet("pending_within_s");

@@ -8,6 +8,7 @@ use jiff::tz::TimeZone;
 use super::ForwardConfig;
 use super::address;
 use super::answer;
+use super::campaign;
 use super::caps;
 use super::item::Reader;
 use super::matching;
@@ -16,13 +17,18 @@ use super::publisher;
 use super::request;
 use super::routing::Known;
 use crate::domain::id::BuyerId;
-use crate::domain::routing::{Buyer, OnCrash, OnTimeout, ReturnTerms};
+use crate::domain::person::DuplicateRule;
+use crate::domain::routing::{BreakerRule, Buyer, OnCrash, OnTimeout, ReturnTerms};
 use crate::domain::window::WindowKind;
+use crate::forward::REST_MAX_S;
 
 /// Most forwards under way at once to one buyer.
 const IN_FLIGHT_MAX: u32 = 100_000;
 /// Ten years.
 const RETURN_DAYS_MAX: u32 = 3_650;
+const BREAKER_FAILURES_MAX: u32 = 1_000_000;
+/// Ten years. Marks are kept in the store for so long.
+const DUPLICATE_DAYS_MAX: u32 = 3_650;
 
 pub(super) fn read(id: &BuyerId, reader: &Reader<'_>, forward: &ForwardConfig, known: &Known) -> Option<Arc<Buyer>> {
     let url = reader.required("url", address::RIGHT).and_then(|item| {
@@ -55,7 +61,8 @@ pub(super) fn read(id: &BuyerId, reader: &Reader<'_>, forward: &ForwardConfig, k
     let answer = answer::read(reader.table("answer"));
     let keys = publisher::keys(reader);
     let returns = return_terms(reader, !keys.is_empty());
-    reader.not_available_yet("duplicates");
+    let breaker = reader.table("breaker").map(breaker_rule).unwrap_or_default();
+    let duplicates = reader.table("duplicates").and_then(duplicate_rule);
 
     if !answer.as_ref().is_none_or(|answer| answer.is_explicit) {
         reader.warn(
@@ -88,7 +95,30 @@ pub(super) fn read(id: &BuyerId, reader: &Reader<'_>, forward: &ForwardConfig, k
         answer: answer?,
         keys,
         returns,
+        breaker,
+        duplicates,
     }))
+}
+
+fn breaker_rule(reader: Reader<'_>) -> BreakerRule {
+    let BreakerRule { failures, rest } = BreakerRule::default();
+    let failures = reader.integer("failures", (0, BREAKER_FAILURES_MAX), failures);
+    let rest_s = reader.integer("rest_s", (1, REST_MAX_S), u32::try_from(rest.as_secs()).unwrap_or(REST_MAX_S));
+    reader.finish();
+    BreakerRule { failures, rest: Duration::from_secs(rest_s.into()) }
+}
+
+/// `[buyer.duplicates]`; `None` when something is wrong with it.
+fn duplicate_rule(reader: Reader<'_>) -> Option<DuplicateRule> {
+    let item = reader.required("fields", "fields = [\"phone\"]");
+    let fields = campaign::fields(&reader, "fields");
+    if let Some(item) = item.as_ref().filter(|item| item.is_list() && item.list("a list of field names").is_empty()) {
+        item.fail("names no field", "fields = [\"phone\"]");
+    }
+    let days = reader.required("days", "days = 30").and_then(|item| item.integer_in((1, DUPLICATE_DAYS_MAX)));
+    reader.finish();
+    let days = days?;
+    (!fields.is_empty()).then_some(DuplicateRule { fields, days })
 }
 
 /// Without keys there is nobody who could return anything, so a rule about returns is probably half of what was meant.

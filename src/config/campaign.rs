@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::item::{Item, Reader, nearest};
+use super::item::{Item, Reader, nearest, warn_of_misspelling};
 use super::publisher::PRICE_MAX;
 use super::routing::canonical_country;
 use crate::domain::field;
@@ -63,11 +63,12 @@ fn order(item: &Item<'_>) -> Option<CandidateOrder> {
     ])
 }
 
-fn fields(reader: &Reader<'_>, key: &'static str) -> Vec<Arc<str>> {
+pub(super) fn fields(reader: &Reader<'_>, key: &'static str) -> Vec<Arc<str>> {
     let Some(item) = reader.item(key) else { return Vec::new() };
     let mut names: Vec<Arc<str>> = Vec::new();
     for item in item.list("a list of field names") {
         let Some(name) = item.word() else { continue };
+        warn_of_misspelling(&item, name.trim());
         let name = field::canonical(name.trim());
         if names.iter().any(|known| known.eq_ignore_ascii_case(&name)) {
             item.fail(format!("names {name} a second time"), "each field once");

@@ -10,6 +10,7 @@ use super::env::Environment;
 use super::problem::{Problem, Problems, Severity};
 use super::secret;
 use super::tree::{Entry, Node, Place, Table, Value};
+use crate::domain::field;
 use crate::domain::lead::FieldValue;
 use crate::domain::money::Micros;
 use crate::domain::routing::Secret;
@@ -414,6 +415,17 @@ impl<'a> Item<'a> {
     /// A path, relative to the file that it stands in.
     pub(super) fn path(&self, text: &str) -> PathBuf {
         self.node.place.source.base.join(text)
+    }
+}
+
+/// A field name that is nearly one of those that people use, and none of them, is probably misspelt: nothing would ever match it.
+pub(super) fn warn_of_misspelling(item: &Item<'_>, name: &str) {
+    // `phone2` is a field of its own.
+    if field::known(name).is_none()
+        && !name.ends_with(|last: char| last.is_ascii_digit())
+        && let Some(near) = nearest(name, field::names())
+    {
+        item.warn(format!("is no field that is known by this name, and close to {near:?}"), format!("{near:?}, or this if leads have it"));
     }
 }
 

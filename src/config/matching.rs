@@ -3,7 +3,7 @@
 use jiff::civil::{Time, Weekday};
 use jiff::tz::TimeZone;
 
-use super::item::{Item, Reader, nearest};
+use super::item::{Item, Reader, nearest, warn_of_misspelling};
 use super::routing::{Known, canonical_country, canonical_state};
 use crate::domain::field;
 use crate::domain::id::PublisherId;
@@ -146,7 +146,11 @@ pub(super) fn publisher(text: &str, item: &Item<'_>, known: &Known) -> Option<Pu
 }
 
 fn rule(reader: Reader<'_>) -> Option<FieldRule> {
-    let name = reader.required("field", "the name of a field").and_then(|item| item.word());
+    let name = reader.required("field", "the name of a field").and_then(|item| {
+        let name = item.word()?;
+        warn_of_misspelling(&item, name.trim());
+        Some(name)
+    });
     let (min, max, one_of) = (reader.item("min"), reader.item("max"), reader.item("in"));
     let asks_value = min.is_some() || max.is_some() || one_of.is_some();
     let (min, max) = (min.and_then(|item| item.number()), max.and_then(|item| item.number()));

@@ -10,7 +10,7 @@ use http::{HeaderName, HeaderValue};
 use jiff::tz::TimeZone;
 use minijinja::Value;
 
-use super::item::{Item, Reader, nearest};
+use super::item::{Item, Reader, nearest, warn_of_misspelling};
 use super::publisher::signing_key;
 use super::secret::is_reference;
 use super::tree;
@@ -360,6 +360,7 @@ fn source(item: Item<'_>) -> Option<FieldSource> {
     ];
     let text = text.trim();
     if !text.starts_with('$') {
+        warn_of_misspelling(&item, text);
         return Some(FieldSource::Field(field::canonical(text)));
     }
     let words = known.iter().map(|(word, _)| *word).collect::<Vec<_>>().join(" | ");

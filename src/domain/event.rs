@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::id::{BuyerId, CampaignId, CapId, LeadId, Partition, PublisherId};
 use super::money::{Currency, Micros};
 use super::outcome::{AttemptOutcome, LeadStatus, Verdict};
+use super::person::Person;
 
 /// The newest version that is read here.
 pub const EVENT_VERSION: u8 = 2;
@@ -221,6 +222,12 @@ pub struct Attempt {
     pub currency: Currency,
     /// Is the sale booked by this event? False for a late yes: the closing or resolving event books it.
     pub books: bool,
+    /// Whom the lead is about, where the buyer wants nobody twice.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub person: Option<Person>,
+    /// The buyer's own name for the lead, out of its answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reference: Option<String>,
 }
 
 /// A lead got its verdict; in the publisher's partition.

@@ -18,6 +18,11 @@ const ALIASES: &[(&str, &[&str])] = &[
     ("country", &["country", "countrycode"]),
 ];
 
+/// All canonical names.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    ALIASES.iter().map(|(canonical, _)| *canonical)
+}
+
 /// The canonical name behind a name as sent, if it is one that people use for the same thing.
 #[must_use]
 pub fn known(name: &str) -> Option<&'static str> {

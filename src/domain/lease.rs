@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::id::{BuyerId, CampaignId, CapId, LeadId, PublisherId};
 use super::money::{Currency, Micros, Payout};
+use super::person::Person;
 use super::window::Window;
 
 /// Names a lease.
@@ -91,6 +92,9 @@ pub struct AttemptInfo {
     pub ordinal: u16,
     /// Terms, so that a doubt can be booked later without the routing that made it.
     pub terms: Terms,
+    /// Whom the lead is about, where the buyer wants nobody twice.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub person: Option<Person>,
 }
 
 /// Money terms of an attempt, fixed at the take.

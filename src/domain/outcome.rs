@@ -61,6 +61,8 @@ pub struct Acceptance {
     pub price: Option<Micros>,
     /// Where to send the consumer.
     pub redirect_url: Option<String>,
+    /// The buyer's own name for the lead, at most 128 characters.
+    pub reference: Option<String>,
 }
 
 /// The state of an attempt in the books. Later states win by [`AttemptOutcome::rank`].

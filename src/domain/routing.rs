@@ -13,6 +13,7 @@ use super::cap::Cap;
 use super::id::{BuyerId, CampaignId, PublisherId};
 use super::lead::FieldValue;
 use super::money::{Currency, Micros, Payout};
+use super::person::DuplicateRule;
 use super::signature::SigningKey;
 use super::template::Template;
 
@@ -179,6 +180,25 @@ pub struct Buyer {
     pub keys: Vec<KeyHash>,
     /// See [`ReturnTerms`].
     pub returns: ReturnTerms,
+    /// See [`BreakerRule`].
+    pub breaker: BreakerRule,
+    /// See [`DuplicateRule`]; none: it takes a person any number of times.
+    pub duplicates: Option<DuplicateRule>,
+}
+
+/// When a buyer that fails is left alone for a while; per gateway.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BreakerRule {
+    /// So many forwards in a row without an answer, or with a 5xx; 0: never.
+    pub failures: u32,
+    /// How long it is left alone, before one lead tries again.
+    pub rest: Duration,
+}
+
+impl Default for BreakerRule {
+    fn default() -> Self {
+        Self { failures: 20, rest: Duration::from_secs(10) }
+    }
 }
 
 /// Static rules of a buyer. An absent rule always holds.
@@ -376,6 +396,8 @@ pub struct AnswerRules {
     pub reason: Option<AnswerText>,
     /// Where the redirect URL is.
     pub redirect_url: Option<AnswerText>,
+    /// Where the buyer's own name for the lead is.
+    pub reference: Option<AnswerText>,
     /// Whether the file had an `answer` table; `check` warns when not.
     pub is_explicit: bool,
 }

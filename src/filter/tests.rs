@@ -39,9 +39,12 @@ fn buyer(id: &str, filter: BuyerFilter) -> Buyer {
             price: None,
             reason: None,
             redirect_url: None,
+            reference: None,
             is_explicit: true,
         },
         keys: vec![],
+        breaker: crate::domain::routing::BreakerRule::default(),
+        duplicates: None,
         returns: ReturnTerms { within_days: 0, frees_cap: false },
     }
 }

@@ -17,6 +17,9 @@ use crate::domain::{pointer, xml};
 
 /// Longest part of a buyer's own words that is kept, in characters.
 pub const REASON_CHARS_MAX: usize = 200;
+
+/// Longest name of a lead that is kept, in characters.
+const REFERENCE_CHARS_MAX: usize = 128;
 /// Longest redirect URL that is passed on, in bytes.
 pub const REDIRECT_URL_BYTES_MAX: usize = 2048;
 
@@ -142,6 +145,7 @@ pub fn classify(answer: &Answer<'_>, rules: &AnswerRules, sent: &Fields, now: Ti
             http_status: status,
             price: body.say(rules.price.as_ref()).and_then(|text| Micros::read_number(text.trim())),
             redirect_url: body.say(rules.redirect_url.as_ref()).and_then(|text| web_address(&text)),
+            reference: body.say(rules.reference.as_ref()).and_then(|text| own_words(&text, REFERENCE_CHARS_MAX)),
         });
     }
     let is_duplicate = matched.duplicate.is_some();
@@ -150,7 +154,7 @@ pub fn classify(answer: &Answer<'_>, rules: &AnswerRules, sent: &Fields, now: Ti
         return Outcome::InDoubt { reason: "http_5xx", http_status: Some(status) };
     }
     // Masked before they are cut, so that no half of a value is left at the end.
-    let words = body.say(rules.reason.as_ref()).and_then(|text| own_words(&without_values(&bounded(&text), sent)));
+    let words = body.say(rules.reason.as_ref()).and_then(|text| own_words(&without_values(&bounded(&text), sent), REASON_CHARS_MAX));
     let reason = if is_duplicate {
         words.unwrap_or_else(|| "duplicate".to_owned())
     } else if is_success {
@@ -186,8 +190,8 @@ fn bounded(text: &str) -> String {
 }
 
 /// A buyer's words without control characters, cut; `None` when nothing is left.
-fn own_words(text: &str) -> Option<String> {
-    let kept: String = text.chars().filter(|c| !c.is_control()).take(REASON_CHARS_MAX).collect();
+fn own_words(text: &str, chars_max: usize) -> Option<String> {
+    let kept: String = text.chars().filter(|c| !c.is_control()).take(chars_max).collect();
     let trimmed = kept.trim();
     (!trimmed.is_empty()).then(|| trimmed.to_owned())
 }

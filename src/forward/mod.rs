@@ -3,6 +3,7 @@
 //! A forward runs in a task of its own. Whoever waits for it may leave at any time; the call goes on, its answer is read,
 //! and nothing is posted twice (P4).
 
+mod breaker;
 pub mod bulkhead;
 pub mod classify;
 mod client;
@@ -25,10 +26,13 @@ use reqwest::{Client, Method, Request};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout, timeout_at};
 
+pub use self::breaker::Turn;
 pub use self::bulkhead::InFlight;
 pub use self::client::{ForwardSetupError, plain as plain_client};
 pub use self::notify::{NOTIFY_TIMEOUT, Notified};
+pub use self::rest::REST_MAX_S;
 
+use self::breaker::{Breakers, Health};
 use self::bulkhead::Bulkhead;
 use self::exchange::{Exchanged, Expected, exchange};
 use self::progress::{Progress, WatchedBody};
@@ -65,6 +69,17 @@ pub struct ForwardOrder {
     pub currency: Currency,
     /// The forward's place among those of the buyer, from [`Forwarder::enter`]; kept until the last byte is read.
     pub permit: InFlight,
+    /// The right to call the buyer, from [`Forwarder::turn`]; what comes of the call is told to its breaker.
+    pub turn: Option<Turn>,
+}
+
+/// Why a buyer is not called for a while.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rest {
+    /// For so long yet.
+    pub left: Duration,
+    /// `retry_after`: it asked for it. `failures`: it failed too often, or is being tried with one lead.
+    pub why: &'static str,
 }
 
 /// What one forward taught us within the buyer's time-out.
@@ -93,6 +108,7 @@ struct Shared {
     allow_private_addresses: bool,
     bulkhead: Bulkhead,
     rests: Rests,
+    breakers: Arc<Breakers>,
     lines: Throttled,
 }
 
@@ -122,6 +138,7 @@ impl Forwarder {
         Ok(Self(Arc::new(Shared {
             client: client::build(resolver)?,
             rests: Rests::new(Arc::clone(&clock)),
+            breakers: Arc::new(Breakers::new(Arc::clone(&clock))),
             lines: Throttled::new(Arc::clone(&clock)),
             clock,
             late_answer: config.late_answer,
@@ -143,10 +160,22 @@ impl Forwarder {
         self.0.bulkhead.under_way(buyer)
     }
 
-    /// How long the buyer still rests after a `Retry-After`; `None` when it may be called.
+    /// Why the buyer rests, and how long yet; `None` when it may be called.
     #[must_use]
-    pub fn resting(&self, buyer: &BuyerId) -> Option<Duration> {
-        self.0.rests.resting(buyer)
+    pub fn resting(&self, buyer: &BuyerId) -> Option<Rest> {
+        let asked_for = self.0.rests.resting(buyer).map(|left| Rest { left, why: "retry_after" });
+        asked_for.or_else(|| self.0.breakers.resting(buyer).map(|left| Rest { left, why: "failures" }))
+    }
+
+    /// The right to call a buyer, asked for before any cap is touched (F54).
+    ///
+    /// # Errors
+    /// The buyer rests.
+    pub fn turn(&self, buyer: &Buyer) -> Result<Turn, Rest> {
+        if let Some(left) = self.0.rests.resting(&buyer.id) {
+            return Err(Rest { left, why: "retry_after" });
+        }
+        self.0.breakers.ask(buyer).map_err(|left| Rest { left, why: "failures" })
     }
 
     /// Posts the lead to the buyer, once, and reads the answer until the buyer's time-out. After it the answer is read on in
@@ -177,7 +206,13 @@ impl Shared {
         tell: oneshot::Sender<Told>,
         tracer: Option<Arc<Tracer>>,
     ) {
-        let ForwardOrder { buyer, lead, country, price, currency, permit: _held_to_the_end } = order;
+        let ForwardOrder { buyer, lead, country, price, currency, permit: _held_to_the_end, mut turn } = order;
+        // A turn that is dropped before this, by a message that cannot be written or by a panic, is given back.
+        let mut learned = |outcome: &Outcome| {
+            if let Some(turn) = turn.as_mut() {
+                turn.ends(Health::of(outcome));
+            }
+        };
         let offered = Offered { lead: &lead, country: &country, price, currency };
         let request = match self.request(&buyer, &offered, &progress, tracer.as_deref()) {
             Ok(request) => request,
@@ -192,15 +227,21 @@ impl Shared {
 
         // A caller that left has no use for the word; sending to it fails, and nothing is lost by that.
         if let Some(done) = in_time(began + buyer.timeout, call.as_mut()).await {
-            let _ = tell.send((self.finish(&buyer, &lead, done), None));
+            let outcome = self.finish(&buyer, &lead, done);
+            learned(&outcome);
+            let _ = tell.send((outcome, None));
             return;
         }
         if progress.cut() {
             // No connection in time, and none can come any more.
-            let _ = tell.send((Outcome::Unsent { reason: "connect_timeout" }, None));
+            let outcome = Outcome::Unsent { reason: "connect_timeout" };
+            learned(&outcome);
+            let _ = tell.send((outcome, None));
             return;
         }
         let (tell_late, late) = oneshot::channel();
+        // A late answer is too late for the breaker as well.
+        learned(&timed_out(&progress));
         let _ = tell.send((timed_out(&progress), Some(late)));
         let outcome = match in_time(began + buyer.timeout + self.late_answer, call).await {
             Some(done) => self.finish(&buyer, &lead, done),

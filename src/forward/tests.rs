@@ -36,9 +36,12 @@ fn buyer(url: &str, in_flight_max: usize) -> Arc<Buyer> {
             price: None,
             reason: None,
             redirect_url: None,
+            reference: None,
             is_explicit: true,
         },
         keys: vec![],
+        breaker: crate::domain::routing::BreakerRule::default(),
+        duplicates: None,
         returns: ReturnTerms { within_days: 0, frees_cap: false },
     })
 }
@@ -98,7 +101,7 @@ async fn forward_through(lookup: fn() -> io::Result<Vec<IpAddr>>, is_private_all
     let permit = forwarder.enter(&buyer).unwrap();
     let (price, currency) = (Micros(0), Currency::new("USD").unwrap());
     forwarder
-        .forward(ForwardOrder { buyer, lead: lead(&[]), country: "US".into(), price, currency, permit })
+        .forward(ForwardOrder { buyer, lead: lead(&[]), country: "US".into(), price, currency, permit, turn: None })
         .await
         .outcome
 }

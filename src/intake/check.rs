@@ -1,12 +1,11 @@
 //! Is this a lead that the campaign takes, and have we seen it before?
 
-use sha2::{Digest, Sha256};
+use sha2::{Digest as _, Sha256};
 
 use super::refusal::{FieldProblem, Refusal};
 use crate::domain::event::ClaimKey;
 use crate::domain::lead::{FieldValue, Fields};
-use crate::domain::phone;
-use crate::domain::place;
+use crate::domain::person::{comparable, hash_parts};
 use crate::domain::routing::Campaign;
 
 /// Longest idempotency key.
@@ -54,7 +53,7 @@ pub fn idempotency_key(headers: &http::HeaderMap) -> Result<Option<&[u8]>, Refus
 #[must_use]
 pub fn claim(key: Option<&[u8]>, body: &[u8], campaign: &Campaign, fields: &Fields) -> Option<ClaimKey> {
     if let Some(key) = key {
-        let hash = hash_parts([&b"key"[..], key]);
+        let hash = hex(&hash_parts([&b"key"[..], key]));
         return Some(ClaimKey { hash, fingerprint: Some(hex(&Sha256::digest(body))) });
     }
     if campaign.idempotency_fields.is_empty() {
@@ -65,34 +64,7 @@ pub fn claim(key: Option<&[u8]>, body: &[u8], campaign: &Campaign, fields: &Fiel
         parts.push(name.as_bytes().to_vec());
         parts.push(comparable(name, fields.get(name)?.as_text()?, &campaign.country)?.into_bytes());
     }
-    Some(ClaimKey { hash: hash_parts(parts.iter().map(Vec::as_slice)), fingerprint: None })
-}
-
-/// A value in the form in which repeats of it are equal; `None` when nothing is left of it.
-fn comparable(name: &str, value: &str, country: &str) -> Option<String> {
-    let is_of = |field: &str| name.eq_ignore_ascii_case(field);
-    let text = if is_of(phone::PHONE) {
-        phone::comparable(value, country)
-    } else if is_of(place::STATE) {
-        place::state(value).into_owned()
-    } else if is_of(place::COUNTRY) {
-        place::country(value).into_owned()
-    } else if is_of(place::ZIP) {
-        place::Zip::new(value).as_str().to_owned()
-    } else {
-        value.trim().to_lowercase()
-    };
-    (!text.is_empty()).then_some(text)
-}
-
-/// Each part with its length in front, so that no two lists of parts are the same bytes.
-fn hash_parts<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> String {
-    let mut hasher = Sha256::new();
-    for part in parts {
-        hasher.update((part.len() as u64).to_be_bytes());
-        hasher.update(part);
-    }
-    hex(&hasher.finalize())
+    Some(ClaimKey { hash: hex(&hash_parts(parts.iter().map(Vec::as_slice))), fingerprint: None })
 }
 
 fn hex(bytes: &[u8]) -> String {

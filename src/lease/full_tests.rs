@@ -35,9 +35,12 @@ fn offer(caps: Vec<Cap>, price_max: Micros) -> Offer {
             price: None,
             reason: None,
             redirect_url: None,
+            reference: None,
             is_explicit: true,
         },
         keys: vec![],
+        breaker: crate::domain::routing::BreakerRule::default(),
+        duplicates: None,
         returns: ReturnTerms { within_days: 0, frees_cap: false },
     };
     Offer { buyer: Arc::new(buyer), price: price_max, price_max, priority: 1, weight: 1 }

@@ -12,6 +12,7 @@ use crate::domain::lead::Lead;
 use crate::domain::lease::{AttemptInfo, Charge, Demand, LeaseKey, OpenLease, Terms, WalkName};
 use crate::domain::money::{Micros, Payout};
 use crate::domain::outcome::{Acceptance, AttemptOutcome, Outcome};
+use crate::domain::person::Person;
 use crate::domain::routing::{Buyer, Campaign, Offer, OnTimeout};
 use crate::store::{LeaseEnd, TakeCandidate};
 
@@ -73,6 +74,10 @@ pub struct TakeContext<'a> {
 }
 
 impl TakeContext<'_> {
+    fn person(&self, buyer: &Buyer) -> Option<Person> {
+        buyer.duplicates.as_ref()?.person(&buyer.id, &self.lead.fields, &self.campaign.country)
+    }
+
     /// One buyer as the store's take wants it, with the windows that `at` falls into.
     #[must_use]
     pub fn candidate(&self, offer: &Offer, at: Timestamp, ordinal: u16) -> TakeCandidate {
@@ -86,6 +91,7 @@ impl TakeContext<'_> {
                 campaign: self.campaign.id.clone(),
                 ordinal,
                 terms: Terms::new(offer.price, offer.price_max, self.payout, self.campaign.currency),
+                person: self.person(&offer.buyer),
             },
             routing_version: self.routing_version,
         }
@@ -121,6 +127,8 @@ pub struct Known {
     pub http_status: Option<u16>,
     /// The buyer's words or ours.
     pub reason: Option<String>,
+    /// The buyer's own name for the lead.
+    pub reference: Option<String>,
 }
 
 impl Known {
@@ -133,7 +141,11 @@ impl Known {
             Outcome::Unsent { reason } => (None, Some((*reason).to_owned())),
             Outcome::InDoubt { reason, http_status } => (*http_status, Some((*reason).to_owned())),
         };
-        Self { sent_at, duration, http_status, reason }
+        let reference = match outcome {
+            Outcome::Accepted(acceptance) => acceptance.reference.clone(),
+            Outcome::Declined { .. } | Outcome::Unsent { .. } | Outcome::InDoubt { .. } => None,
+        };
+        Self { sent_at, duration, http_status, reason, reference }
     }
 }
 
@@ -229,6 +241,7 @@ pub fn abandoned(lease: &OpenLease, keeps_unit: bool, now: Timestamp) -> LeaseEn
         duration: Duration::try_from(now.duration_since(lease.taken_at)).unwrap_or_default(),
         http_status: None,
         reason: Some(if lease.gives_back { "timeout" } else { "gateway_lost" }.to_owned()),
+        reference: None,
     };
     let event = attempt(&lease.key, &lease.about, &lease.charges, AttemptOutcome::InDoubt, keeps_unit, &known);
     LeaseEnd { key: lease.key.clone(), charges: lease.charges.clone(), late_event: event.clone(), event }
@@ -266,5 +279,7 @@ fn attempt(
         payout: about.terms.payout,
         currency: about.terms.currency,
         books: false,
+        person: about.person,
+        reference: known.reference.clone(),
     }
 }

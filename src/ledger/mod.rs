@@ -27,6 +27,7 @@ use crate::domain::id::{BuyerId, CampaignId, CapId, LeadId, Partition, Publisher
 use crate::domain::lease::LeaseKey;
 use crate::domain::money::{Currency, Micros};
 use crate::domain::outcome::{AttemptOutcome, LeadStatus};
+use crate::domain::person::{Person, PersonDigest, PersonMark};
 use crate::domain::window::Window;
 use crate::store::{CounterKey, StoreError};
 use audit::{Audit, Period, Progress};
@@ -171,6 +172,10 @@ pub struct AttemptRow {
     pub payout: Micros,
     /// Of both.
     pub currency: Currency,
+    /// Whom it was about, where the buyer wants nobody twice; removed when its days are over.
+    pub person: Option<Person>,
+    /// The buyer's own name for the lead.
+    pub reference: Option<String>,
 }
 
 impl AttemptRow {
@@ -294,6 +299,24 @@ pub trait Ledger: PostbackBooks + Send + Sync + std::fmt::Debug {
         after: Option<&LeadPlace>,
         count_max: usize,
     ) -> Result<Vec<BookedLead>, LedgerError>;
+
+    /// The newest sale or doubt by which a buyer has had a person since `since`, as far as it is settled.
+    async fn person(
+        &self,
+        buyer: &BuyerId,
+        person: PersonDigest,
+        since: Timestamp,
+    ) -> Result<Option<PersonMark>, LedgerError>;
+
+    /// Everybody whom a buyer has had since `since`, in the order of digest and lead; those after `after`, at most `count_max`:
+    /// what a store that has lost its memory is told again.
+    async fn persons(
+        &self,
+        buyer: &BuyerId,
+        since: Timestamp,
+        after: Option<(PersonDigest, LeadId)>,
+        count_max: usize,
+    ) -> Result<Vec<PersonMark>, LedgerError>;
 
     /// Locks the marks of all partitions that nobody else is settling, reads their journals and settles at most `rows_max`
     /// entries in one transaction. Deadlocks and lock waits restart it from the first statement, a bounded number of times.

@@ -37,6 +37,11 @@ const MIGRATIONS: &[schema::Source] = &[
         description: "postbacks",
         sql: include_str!("../../migrations/mysql/0006_postbacks.sql"),
     },
+    schema::Source {
+        version: 7,
+        description: "attempt details",
+        sql: include_str!("../../migrations/mysql/0007_attempt_details.sql"),
+    },
 ];
 
 /// Strict mode refuses what it would otherwise bend (F73). READ COMMITTED, because under the default the first read of a

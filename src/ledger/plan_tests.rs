@@ -33,6 +33,8 @@ fn attempt(lead: LeadId, outcome: AttemptOutcome, counted: bool, amount: u64, bo
         payout: Micros(17_500_000),
         currency: Currency::new("USD").unwrap(),
         books,
+        person: None,
+        reference: None,
     }
 }
 

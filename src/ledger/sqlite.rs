@@ -49,6 +49,11 @@ const MIGRATIONS: &[schema::Source] = &[
         description: "postbacks",
         sql: include_str!("../../migrations/sqlite/0006_postbacks.sql"),
     },
+    schema::Source {
+        version: 7,
+        description: "attempt details",
+        sql: include_str!("../../migrations/sqlite/0007_attempt_details.sql"),
+    },
 ];
 
 const DIALECT: Dialect = Dialect {

@@ -42,7 +42,7 @@ enum Verb {
 impl Walk<'_> {
     /// Offers the lead to the buyer whose lease is held, and ends the lease by what was learned.
     pub(super) async fn forward_and_settle(&mut self, offered: HeldOffer) -> After {
-        let HeldOffer { offer, held, asked_at } = offered;
+        let HeldOffer { offer, held, asked_at, turn } = offered;
         let buyer = self.offer(offer).buyer.clone();
         // The store's answer came so late that the lead's time is over, or that recovery could end the lease while the buyer
         // is asked (F10).
@@ -58,7 +58,7 @@ impl Walk<'_> {
         let Terms { price, currency, .. } = held.about.terms;
         let country = self.campaign.campaign().country.clone();
         let lead = self.order.lead.clone();
-        let order = ForwardOrder { buyer: buyer.clone(), lead, country, price, currency, permit };
+        let order = ForwardOrder { buyer: buyer.clone(), lead, country, price, currency, permit, turn };
         let forwarded = self.gateway.forwarder.forward(order).await;
         let sent_at = self.gateway.store_time(forwarded.sent_at);
         let known = Known::of(&forwarded.outcome, sent_at, forwarded.duration);
@@ -81,7 +81,7 @@ impl Walk<'_> {
     }
 
     fn not_sent(&self) -> Known {
-        Known { sent_at: self.gateway.store.now(), duration: Duration::ZERO, http_status: None, reason: None }
+        Known { sent_at: self.gateway.store.now(), duration: Duration::ZERO, http_status: None, reason: None, reference: None }
     }
 
     /// A yes in time: commit, and close in the same round trip where the store can.

@@ -2,16 +2,22 @@
 
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
+
 use super::story::Filtered;
 use super::{Walk, WalkOrder};
 use crate::app::Gateway;
 use crate::app::reload::catch_up;
 use crate::domain::explanation::Check;
-use crate::domain::id::CapId;
+use crate::domain::id::{CapId, LeadId};
 use crate::domain::lease::WalkName;
 use crate::domain::outcome::Verdict;
+use crate::domain::person::Person;
 use crate::domain::routing::{Campaign, Offer};
+use crate::forward::Turn;
 use crate::lease::{FullCap, Held, TakeContext};
+use crate::ledger::SettleError;
+use crate::settle::lives::ask_books_about;
 use crate::store::{Refusal, StoreError, Take, TakeCandidate, TakeReply};
 use crate::telemetry::LeaseResult;
 
@@ -32,6 +38,9 @@ type Cured = (usize, u32);
 /// whose counters are there.
 pub(super) const SEED_PATIENCE: Duration = Duration::from_secs(3);
 
+/// Between two questions to books that are away.
+const BOOKS_PAUSE: Duration = Duration::from_millis(200);
+
 /// What asking for the next lease came to.
 pub(super) enum Leased {
     /// A unit of every cap of this buyer is held.
@@ -50,6 +59,8 @@ pub(super) struct HeldOffer {
     pub held: Held,
     /// When it was asked for: it is not older than this.
     pub asked_at: Instant,
+    /// The right to call the buyer.
+    pub turn: Option<Turn>,
 }
 
 /// A take and what the store said to it.
@@ -90,7 +101,9 @@ impl Walk<'_> {
         let mut candidates = Vec::new();
         let context = take_context(self.gateway, self.order, campaign, self.name);
         let (attempt, candidates_max) = (self.attempts + 1, self.candidates_max);
-        let (remaining, story, newer) = (&mut self.remaining, &mut self.story, &self.newer);
+        // Turns of an earlier take that came to nothing are given back.
+        self.turns.clear();
+        let (remaining, story, newer, turns) = (&mut self.remaining, &mut self.story, &self.newer, &mut self.turns);
         let full_caps = self.gateway.full.read();
         remaining.retain(|&index| {
             if candidates.len() == candidates_max {
@@ -100,10 +113,6 @@ impl Walk<'_> {
                 Some(newer) => (&newer.offer, newer.version),
                 None => (&campaign.offers[index], context.routing_version),
             };
-            if let Some(rest) = self.gateway.forwarder.resting(&offer.buyer.id) {
-                story.skipped(index, Check::Breaker, [("rest_s", rest.as_secs().to_string())]);
-                return false;
-            }
             if self.gateway.forwarder.in_flight(&offer.buyer.id) >= offer.buyer.in_flight_max {
                 story.skipped(index, Check::InFlight, [("limit", offer.buyer.in_flight_max.to_string())]);
                 return false;
@@ -112,6 +121,14 @@ impl Walk<'_> {
                 self.gateway.telemetry.buyer(&offer.buyer.id).lease.count(LeaseResult::RememberedFull);
                 story.full(index, &full, &offer.buyer.timezone);
                 return false;
+            }
+            // Last, because it may be the one turn of a buyer that is being tried again.
+            match self.gateway.forwarder.turn(&offer.buyer) {
+                Ok(turn) => drop(turns.insert(index, turn)),
+                Err(rest) => {
+                    story.resting(index, rest);
+                    return false;
+                }
             }
             indexes.push(index);
             candidates.push(TakeContext { routing_version: version, ..context }.candidate(offer, at, attempt));
@@ -193,8 +210,20 @@ impl Walk<'_> {
                     self.note_full(index, candidate, cap, *used, taken.asked_at);
                     LeaseResult::Full
                 }
+                Refusal::Duplicate { lead, since } => {
+                    self.note_duplicate(index, *lead, *since);
+                    LeaseResult::Duplicate
+                }
                 Refusal::Ended(_) => LeaseResult::Ended,
                 Refusal::Underway => LeaseResult::Underway,
+                Refusal::AskBooks if self.seed_patience.is_zero() || *cured == (index, CURES_MAX) => {
+                    self.story.unavailable(index, Check::Duplicate, [("store", "the books are away".to_owned())]);
+                    LeaseResult::AskBooks
+                }
+                Refusal::AskBooks => {
+                    cure = Some((index, Cure::AskBooks(candidate.about.person)));
+                    LeaseResult::AskBooks
+                }
                 Refusal::Unseeded { .. } if self.seed_patience.is_zero() => {
                     self.story.unavailable(index, Check::Cap, [("store", "counts are not ready".to_owned())]);
                     LeaseResult::Unseeded
@@ -244,7 +273,10 @@ impl Walk<'_> {
             let buyer = &self.offer(index).buyer;
             let mut held = Held::new(&self.order.lead, buyer, candidate, self.order.publisher.payout);
             held.about.ordinal = self.attempts;
-            return Some(HeldOffer { offer: index, held, asked_at: taken.asked_at });
+            let turn = self.turns.remove(&index);
+            // Those of the others, who were not reached or had no room, are given back.
+            self.turns.clear();
+            return Some(HeldOffer { offer: index, held, asked_at: taken.asked_at, turn });
         }
         if let Some((index, cure)) = cure {
             *cured = if cured.0 == index { (index, cured.1 + 1) } else { (index, 1) };
@@ -261,6 +293,11 @@ impl Walk<'_> {
         self.story.full(index, &full, &zone);
     }
 
+    fn note_duplicate(&mut self, index: usize, lead: LeadId, since: Timestamp) {
+        let Some(rule) = self.offer(index).buyer.duplicates.clone() else { return };
+        self.story.duplicate(index, &rule, lead, since);
+    }
+
     async fn cure(&mut self, index: usize, cure: Cure) {
         match cure {
             Cure::AskAgain => {}
@@ -269,6 +306,22 @@ impl Walk<'_> {
                 // The seed that runs when the routing comes into force waits for nobody: it ends what is too long for a lead.
                 let (began, seed) = (Instant::now(), self.gateway.seed(&self.offer(index).buyer));
                 let _ = tokio::time::timeout(self.seed_patience, seed).await;
+                self.seed_patience = self.seed_patience.saturating_sub(began.elapsed());
+            }
+            Cure::AskBooks(person) => {
+                let (began, buyer) = (Instant::now(), self.offer(index).buyer.id.clone());
+                let Some(person) = person else { return };
+                let asked = ask_books_about(self.gateway, &buyer, &person);
+                match tokio::time::timeout(self.seed_patience, asked).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(SettleError::Store(error))) => self.gateway.note_store_error(&error),
+                    Ok(Err(SettleError::Ledger(error))) => {
+                        tracing::warn!(%buyer, %error, "nobody is offered to the buyer: the books cannot be asked");
+                        // Asking at once again would find them as they are.
+                        tokio::time::sleep(BOOKS_PAUSE).await;
+                    }
+                    Err(_) => {}
+                }
                 self.seed_patience = self.seed_patience.saturating_sub(began.elapsed());
             }
             Cure::CatchUp { newest } => self.catch_up(index, newest).await,
@@ -337,6 +390,8 @@ enum Cure {
     OpenPartitions,
     /// The buyer's counters have to be read from the books.
     Seed,
+    /// The books have to be asked whether the buyer has the lead's person.
+    AskBooks(Option<Person>),
     /// A newer routing has to be loaded.
     CatchUp { newest: u64 },
 }

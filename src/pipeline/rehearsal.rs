@@ -10,11 +10,15 @@ use super::{Progress, WalkOrder};
 use crate::app::Gateway;
 use crate::domain::event::{Closed, Received};
 use crate::domain::explanation::Check;
+use crate::domain::id::BuyerId;
 use crate::domain::lease::WalkName;
 use crate::domain::outcome::{AttemptOutcome, Sold, Verdict};
+use crate::domain::person::Person;
 use crate::intake::reply;
 use crate::lease::FullCap;
-use crate::store::{Admission, Admit, Close, CounterKey, StoreError, TakeCandidate};
+use crate::ledger::SettleError;
+use crate::settle::lives::known_to_books;
+use crate::store::{Admission, Admit, Close, CounterKey, PersonReply, StoreError, TakeCandidate};
 
 /// Decides a test lead and records it with `test = 1`.
 pub async fn rehearse(gateway: &Arc<Gateway>, order: &WalkOrder) -> Progress {
@@ -31,10 +35,23 @@ pub async fn rehearse(gateway: &Arc<Gateway>, order: &WalkOrder) -> Progress {
     for &index in &filtered.candidates.ranked {
         let offer = &campaign.offers[index];
         if let Some(rest) = gateway.forwarder.resting(&offer.buyer.id) {
-            story.skipped(index, Check::Breaker, [("rest_s", rest.as_secs().to_string())]);
+            story.resting(index, rest);
             continue;
         }
         let candidate = context.candidate(offer, now, 1);
+        match has_person(gateway, &offer.buyer.id, candidate.about.person.as_ref()).await {
+            Ok(false) => {}
+            // Which lead it has, and since when, is nothing for the publisher of another one.
+            Ok(true) => {
+                let days = candidate.about.person.map(|person| person.days.to_string()).unwrap_or_default();
+                story.skipped(index, Check::Duplicate, [("days", days)]);
+                continue;
+            }
+            Err(error) => {
+                note(gateway, &error);
+                return Progress::Refused("store away");
+            }
+        }
         let full = match first_full(gateway, &candidate).await {
             Ok(full) => full,
             Err(error) => {
@@ -67,6 +84,23 @@ pub async fn rehearse(gateway: &Arc<Gateway>, order: &WalkOrder) -> Progress {
             gateway.note_store_error(&error);
             Progress::Refused("store away")
         }
+    }
+}
+
+/// Has the buyer the person, by the store or else by the books?
+async fn has_person(gateway: &Gateway, buyer: &BuyerId, person: Option<&Person>) -> Result<bool, SettleError> {
+    let Some(person) = person else { return Ok(false) };
+    Ok(match gateway.store.person(buyer, person).await? {
+        PersonReply::Had { .. } => true,
+        PersonReply::Free => false,
+        PersonReply::AskBooks => known_to_books(gateway, buyer, person).await?.lead.is_some(),
+    })
+}
+
+fn note(gateway: &Gateway, error: &SettleError) {
+    match error {
+        SettleError::Store(error) => gateway.note_store_error(error),
+        SettleError::Ledger(error) => tracing::warn!(%error, "a test lead was not decided: the books cannot be asked"),
     }
 }
 

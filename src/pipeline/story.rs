@@ -9,11 +9,13 @@ use serde_json::{Map, Value};
 
 use crate::app::RoutingInForce;
 use crate::domain::explanation::{CandidateNote, Check, Explanation};
-use crate::domain::id::BuyerId;
+use crate::domain::id::{BuyerId, LeadId};
 use crate::domain::lead::Lead;
 use crate::domain::outcome::{AttemptOutcome, UnsoldReason};
+use crate::domain::person::DuplicateRule;
 use crate::domain::routing::Offer;
 use crate::filter::{Candidates, CompiledCampaign, Skipped};
+use crate::forward::Rest;
 use crate::lease::FullCap;
 use crate::ledger::AttemptRow;
 
@@ -69,6 +71,22 @@ impl Story {
         self.notes.insert(offer, (Check::Cap, values));
     }
 
+    /// A candidate that is not called for a while.
+    pub fn resting(&mut self, offer: usize, rest: Rest) {
+        self.skipped(offer, Check::Breaker, [("rest_s", rest.left.as_secs().to_string()), ("why", rest.why.to_owned())]);
+    }
+
+    /// A candidate that has the person by another lead.
+    pub fn duplicate(&mut self, offer: usize, rule: &DuplicateRule, lead: LeadId, since: Timestamp) {
+        let values = [
+            ("fields", rule.fields.join(",")),
+            ("days", rule.days.to_string()),
+            ("lead_id", lead.to_string()),
+            ("since", since.to_string()),
+        ];
+        self.skipped(offer, Check::Duplicate, values);
+    }
+
     /// A candidate that another check of the explanation has skipped.
     pub fn skipped_by(&mut self, offer: usize, skipped: Skipped) {
         self.notes.insert(offer, (skipped.check, skipped.values));
@@ -99,7 +117,7 @@ impl Story {
         }
         let furthest = self.notes.values().filter_map(|(check, _)| reason_of(*check)).max();
         match furthest {
-            Some(UnsoldReason::Capped) | None if self.is_store_unready => UnsoldReason::Unavailable,
+            Some(UnsoldReason::Capped | UnsoldReason::Duplicate) | None if self.is_store_unready => UnsoldReason::Unavailable,
             Some(reason) => reason,
             None => UnsoldReason::NoBuyer,
         }

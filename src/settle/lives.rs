@@ -19,7 +19,8 @@
 //!    makes counted doubts of them. Counters come back by the seed: usage + tail + open leases (P2).
 //! 5. **Read back.** Claims, answers and leads without an answer come back from the books, page by page, by one gateway;
 //!    what is left over is in the store beside the life, so that any other one can go on. Until then an admit of a key that
-//!    the store does not know asks the books first (P3, F40).
+//!    the store does not know asks the books first (P3, F40). So do marks of persons that buyers want nobody twice of, and a
+//!    take that meets a person without one.
 //!
 //! Without the books nothing opens. Uncapped buyers are under the same rule. A gateway that comes back when its row was
 //! stale restates late: its units are added to counters that are there already.
@@ -33,6 +34,7 @@
 mod begin;
 mod known_leases;
 mod peers;
+mod persons;
 mod read_back;
 mod standings;
 mod step;
@@ -47,6 +49,8 @@ use tokio::time::Instant;
 use self::begin::begin;
 use self::known_leases::{forget_ended_leases, let_known_leases_go};
 use self::peers::{FRESH, waits_for};
+use self::persons::{PersonsRead, read_persons_back};
+pub use self::persons::{ask_books_about, known_to_books};
 use self::read_back::read_back;
 use self::standings::standings;
 use self::step::{Step, decide};
@@ -116,6 +120,7 @@ struct Memory {
     left: HashSet<(Partition, Life)>,
     reconnected: Option<Instant>,
     has_unread: bool,
+    persons: PersonsRead,
 }
 
 impl Memory {
@@ -230,7 +235,8 @@ impl Lives {
             closed.push(ClosedPartition { partition, reason });
         }
         let reads = !gateway.store.is_shared() || self.is_first(memory);
-        memory.has_unread = reads && read_back(gateway, &found).await?;
+        memory.has_unread = reads
+            && (read_back(gateway, &found).await? | read_persons_back(gateway, &found, &mut memory.persons).await?);
         Ok(closed)
     }
 

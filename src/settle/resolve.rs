@@ -364,6 +364,8 @@ fn resolved(question: &Question<'_>, row: &AttemptRow, outcome: AttemptOutcome, 
         payout: if is_sale && paid_to_publisher(question.detail) > Micros::ZERO { Micros::ZERO } else { row.payout },
         currency: row.currency,
         books: is_sale,
+        person: row.person,
+        reference: row.reference.clone(),
     }
 }
 

@@ -31,6 +31,8 @@ fn row(id: &str, outcome: AttemptOutcome, counted: bool, reason: &str) -> Attemp
         price: Micros(25_000_000),
         payout: Micros(17_500_000),
         currency: Currency::new("USD").unwrap(),
+        person: None,
+        reference: None,
     }
 }
 

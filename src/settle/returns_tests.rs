@@ -37,6 +37,8 @@ fn attempt(lead: LeadId, id: &str, outcome: AttemptOutcome) -> AttemptRow {
         price: Micros(1),
         payout: Micros(1),
         currency: usd(),
+        person: None,
+        reference: None,
     }
 }
 

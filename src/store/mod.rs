@@ -10,6 +10,9 @@
 //!   passed by the store's own clock changes nothing.
 //! - **Walks.** An open lease belongs to the walk named in its [`AttemptInfo`]; to every other walk of the lead it is
 //!   [`Refusal::Underway`] (P4).
+//! - **Persons.** Where a candidate names a person, a take checks and sets the buyer's mark of it in its one step, before any
+//!   cap. The mark goes with the attempt's outcome: a lease, a sale and a doubt keep it, a refusal frees it, and a return
+//!   changes nothing.
 //! - **Repeats.** Every call may be asked again with the same ids and then answers what happened, changing nothing (F20).
 //! - **Counters** never go below zero, are never created by a refund, and expire a while after their window (F01, F07).
 //! - **Counter = settled usage + effects of journal entries after the mark + open leases**, at every instant (P2). Only the
@@ -26,6 +29,7 @@ use jiff::Timestamp;
 use crate::domain::event::{Attempt, ClaimKey, Closed, EntryId, JournalEntry, Life, Mark, Received, WindowAmount};
 use crate::domain::id::{BuyerId, CapId, LeadId, Partition, PublisherId};
 use crate::domain::lease::{Charge, EndMark, LeaseKey, OpenLease};
+use crate::domain::person::{Person, PersonMark};
 use crate::domain::window::Window;
 use crate::ledger::BookedLead;
 
@@ -42,7 +46,7 @@ pub use health::{SetupKind, SetupWarning, StoreHealth};
 pub use lives::{BeginReply, ReadBack, Standing};
 pub use reconcile::{Compared, Comparison, CounterKey, ReconcileReply, SeedReply, TAIL_ENTRIES_MAX};
 pub use returns::{ReturnReply, SaleReturn};
-pub use takes::{Refusal, Take, TakeCandidate, TakeReply};
+pub use takes::{PersonReply, Refusal, Take, TakeCandidate, TakeReply};
 
 /// Why a store call gave no answer. A full cap is not an error, it is a value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -235,6 +239,17 @@ pub trait Store: Send + Sync + std::fmt::Debug {
 
     /// The books do not know this key: an admit that follows within some seconds need not ask them.
     async fn new_key(&self, publisher: &PublisherId, hash: &str) -> Result<(), StoreError>;
+
+    /// Tells a buyer's partition what the books know of persons: by which lead the buyer has each of them, since when, or that
+    /// they know of none. `days` is the buyer's rule. What the store knows itself stays.
+    async fn bring_persons(&self, buyer: &BuyerId, days: u32, marks: &[PersonMark]) -> Result<(), StoreError>;
+
+    /// Everybody whom the buyer has had within so many days, as the books know it, has been brought back: a take need not ask
+    /// them any more, in this life and for a rule of at most so many days.
+    async fn set_marked(&self, buyer: &BuyerId, days: u32) -> Result<(), StoreError>;
+
+    /// What is known of a person at a buyer. Changes nothing.
+    async fn person(&self, buyer: &BuyerId, person: &Person) -> Result<PersonReply, StoreError>;
 
     /// Writes down how far leads have been brought back.
     async fn set_read_back(&self, partition: Partition, life: Life, read: &ReadBack) -> Result<(), StoreError>;

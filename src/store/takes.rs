@@ -71,6 +71,16 @@ pub enum Refusal {
     Ended(EndMark),
     /// Another walk of this lead holds a lease of this buyer (P4).
     Underway,
+    /// The buyer has the person by another lead, and wants nobody twice within some days.
+    Duplicate {
+        /// That lead.
+        lead: LeadId,
+        /// Since when.
+        since: Timestamp,
+    },
+    /// Not everybody has been marked whom the buyer has had, and nothing is known of this person: closed until
+    /// [`super::Store::bring_persons`] has told what the books know.
+    AskBooks,
     /// The buyer's partition is closed: its data is not of the life this gateway knows.
     NewLife,
 }
@@ -85,10 +95,27 @@ impl Refusal {
             | Self::OtherWindow { .. }
             | Self::Unseeded { .. }
             | Self::Stale { .. }
+            | Self::AskBooks
             | Self::NewLife => true,
-            Self::Full { .. } | Self::Ended(_) | Self::Underway => false,
+            Self::Full { .. } | Self::Ended(_) | Self::Underway | Self::Duplicate { .. } => false,
         }
     }
+}
+
+/// What is known of a person at a buyer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PersonReply {
+    /// The buyer has the person.
+    Had {
+        /// By this lead.
+        lead: LeadId,
+        /// Since when.
+        since: Timestamp,
+    },
+    /// It has not.
+    Free,
+    /// The books have to be asked.
+    AskBooks,
 }
 
 /// What take found.

@@ -104,6 +104,10 @@ words! {
         Stale = "stale",
         /// Offered before.
         Ended = "ended",
+        /// The buyer has the person.
+        Duplicate = "duplicate",
+        /// The books have to be asked whether the buyer has the person.
+        AskBooks = "ask_books",
         /// The partition is closed until its counts are rebuilt.
         NewLife = "new_life",
         /// The store gave no answer, or none in time.

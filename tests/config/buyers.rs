@@ -122,9 +122,23 @@ fn values_that_are_wrong_are_refused_one_by_one() {
 }
 
 #[test]
-fn what_does_not_work_yet_is_refused_and_not_ignored() {
-    let problems = buyer_problems("duplicates = { fields = [\"phone\"], days = 30 }");
-    assert_eq!(only_error(&problems, "buyer[sunco].duplicates").wrong, "not available yet");
+fn a_rule_about_duplicates_is_whole_or_refused() {
+    let rule = buyer("duplicates = { fields = [\"Phone_Number\", \"email\"], days = 30 }").duplicates.clone().unwrap();
+    let names: Vec<&str> = rule.fields.iter().map(|name| &**name).collect();
+    assert_eq!((names, rule.days), (vec!["phone", "email"], 30), "canonical names");
+    assert_eq!(buyer("").duplicates, None);
+    for (rule, key) in [
+        ("{ days = 30 }", "fields"),
+        ("{ fields = [\"phone\"] }", "days"),
+        ("{ fields = [], days = 30 }", "fields"),
+        ("{ fields = \"phone\", days = 30 }", "fields"),
+        ("{ fields = [\"phone\", \"phone_number\"], days = 30 }", "fields[1]"),
+        ("{ fields = [\"phone\"], days = 0 }", "days"),
+        ("{ fields = [\"phone\"], days = 3651 }", "days"),
+        ("{ fields = [\"phone\"], days = 30, hours = 1 }", "hours"),
+    ] {
+        only_error(&buyer_problems(&format!("duplicates = {rule}")), &format!("buyer[sunco].duplicates.{key}"));
+    }
 }
 
 #[test]

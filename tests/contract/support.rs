@@ -121,6 +121,7 @@ pub fn candidate(buyer: &BuyerId, demands: Vec<Demand>) -> TakeCandidate {
                 payout: Micros(17_500_000),
                 currency: usd(),
             },
+            person: None,
         },
         routing_version: 1,
     }
@@ -197,6 +198,8 @@ pub fn end_with_amounts(verb: Verb, lead: LeadId, candidate: &TakeCandidate, amo
         payout: candidate.about.terms.payout,
         currency: candidate.about.terms.currency,
         books,
+        person: candidate.about.person,
+        reference: None,
     };
     let (event, late_event) = match verb {
         Verb::Commit => {

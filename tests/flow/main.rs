@@ -11,6 +11,7 @@ mod support;
 mod replies;
 
 mod bad_input;
+mod breaker;
 mod caps;
 #[cfg(feature = "server-tests")]
 mod clocks;
@@ -21,6 +22,7 @@ mod cluster;
 #[path = "../support/cluster.rs"]
 mod cluster_support;
 mod crash;
+mod duplicates;
 mod elsewhere;
 mod headline;
 mod inputs;

@@ -222,6 +222,7 @@ async fn f11_one_look_ends_whatever_dead_gateways_left() {
         campaign: CampaignId::new("solar").expect("an id"),
         ordinal: 1,
         terms: Terms::new(Micros(1), Micros(1), Payout::Flat(Micros(1)), Currency::new("USD").expect("a currency")),
+        person: None,
     };
     let mut takers = tokio::task::JoinSet::new();
     for task in 0..TASKS {

@@ -115,7 +115,7 @@ async fn f52_each_answer_of_a_buyer_over_the_wire() {
 async fn p6_a_price_comes_over_the_wire_to_the_micro() {
     let body = r#"{"status":"accepted","price":12.345678}"#;
     let outcome = answered(format!("HTTP/1.1 201 Created\r\ncontent-length: {}\r\n\r\n{body}", body.len())).await;
-    let terms = Acceptance { http_status: 201, price: Some(Micros(12_345_678)), redirect_url: None };
+    let terms = Acceptance { http_status: 201, price: Some(Micros(12_345_678)), redirect_url: None, reference: None };
     assert_eq!(outcome, Outcome::Accepted(terms));
 }
 
@@ -130,6 +130,6 @@ async fn retry_after_rests_the_buyer() {
     let expected =
         Outcome::Declined { http_status: 429, reason: "http_429".into(), is_duplicate: false, rest_s: Some(20) };
     assert_eq!(refused, expected);
-    let rest = forwarder.resting(&buyer.id).expect("a rest");
+    let rest = forwarder.resting(&buyer.id).expect("a rest").left;
     assert!(rest > Duration::from_secs(10) && rest <= Duration::from_secs(20), "{rest:?}");
 }

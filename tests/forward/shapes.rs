@@ -61,7 +61,7 @@ async fn exchange(id: &str, status: u16, answer: &[u8]) -> (Sent, Outcome) {
     known.url.set_port(here.port()).unwrap();
     let permit = forwarder.enter(&buyer).expect("room");
     let (price, currency) = (Micros(25_500_000), Currency::new("USD").unwrap());
-    let order = ForwardOrder { buyer, lead: Arc::new(ann()), country: "US".into(), price, currency, permit };
+    let order = ForwardOrder { buyer, lead: Arc::new(ann()), country: "US".into(), price, currency, permit, turn: None };
     let outcome = forwarder.forward(order).await.outcome;
     let request = server.requests().remove(0);
     let (head, body) = request.split_once("\r\n\r\n").unwrap();
@@ -71,7 +71,7 @@ async fn exchange(id: &str, status: u16, answer: &[u8]) -> (Sent, Outcome) {
 
 fn yes(price_micros: i64, redirect_url: Option<&str>) -> Outcome {
     let redirect_url = redirect_url.map(str::to_owned);
-    Outcome::Accepted(Acceptance { http_status: 200, price: Some(Micros(price_micros)), redirect_url })
+    Outcome::Accepted(Acceptance { http_status: 200, price: Some(Micros(price_micros)), redirect_url, reference: None })
 }
 
 fn no(http_status: u16, reason: &str) -> Outcome {
@@ -193,7 +193,7 @@ async fn f52_f55_a_cake_style_buyer() {
 async fn f52_f55_a_leadconduit_style_buyer() {
     let success = r#"{"outcome":"success","lead":{"id":"5c"},"price":18}"#;
     let (sent, outcome) = exchange("leadconduit-style", 201, success.as_bytes()).await;
-    let terms = Acceptance { http_status: 201, price: Some(Micros(18_000_000)), redirect_url: None };
+    let terms = Acceptance { http_status: 201, price: Some(Micros(18_000_000)), redirect_url: None, reference: None };
     assert_eq!(outcome, Outcome::Accepted(terms));
     assert_eq!(sent.line, "POST /flows/5a/sources/5b/submit HTTP/1.1");
     assert!(sent.head.contains("accept: application/json"), "{}", sent.head);

@@ -78,9 +78,12 @@ pub fn buyer_with(url: &str, change: impl FnOnce(&mut Buyer)) -> Arc<Buyer> {
             price: Some(AnswerText::Path("/price".into())),
             reason: Some(AnswerText::Path("/reason".into())),
             redirect_url: None,
+            reference: None,
             is_explicit: false,
         },
         keys: Vec::new(),
+        breaker: capgate::domain::routing::BreakerRule::default(),
+        duplicates: None,
         returns: ReturnTerms { within_days: 0, frees_cap: false },
     };
     change(&mut buyer);
@@ -119,7 +122,7 @@ pub async fn forward(forwarder: &Forwarder, buyer: &Arc<Buyer>) -> Forwarded {
 /// A fresh lead for a buyer.
 pub fn order(buyer: &Arc<Buyer>, permit: InFlight) -> ForwardOrder {
     let (price, currency) = (Micros(25_000_000), Currency::new("USD").unwrap());
-    ForwardOrder { buyer: Arc::clone(buyer), lead: lead(), country: "US".into(), price, currency, permit }
+    ForwardOrder { buyer: Arc::clone(buyer), lead: lead(), country: "US".into(), price, currency, permit, turn: None }
 }
 
 /// The outcome of a forward that must leave nothing running.

@@ -64,6 +64,8 @@ pub fn attempt(lead: LeadId, by: &str, to: &str, outcome: AttemptOutcome) -> Att
         payout: PAYOUT,
         currency: usd(),
         books: outcome == AttemptOutcome::Accepted,
+        person: None,
+        reference: None,
     }
 }
 

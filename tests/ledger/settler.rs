@@ -7,13 +7,14 @@ use async_trait::async_trait;
 use capgate::clock::SystemClock;
 use capgate::domain::event::{Attempt, Closed, EntryId, Event, JournalEntry, Life, Mark, WindowAmount};
 use capgate::domain::id::{BuyerId, CapId, LeadId, Partition, PublisherId};
+use capgate::domain::person::{Person, PersonMark};
 use capgate::domain::lease::{EndMark, LeaseKey, OpenLease};
 use capgate::domain::window::Window;
 use capgate::ledger::BookedLead;
 use capgate::settle::settler::{Settler, SettlerParts, Trouble};
 use capgate::store::{
     Admission, Admit, BeginReply, Close, CloseReply, Comparison, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts,
-    OverdueLead, ReadBack, ReconcileReply, ReturnReply, SaleReturn, SeedReply, Standing, Store, StoreError,
+    OverdueLead, PersonReply, ReadBack, ReconcileReply, ReturnReply, SaleReturn, SeedReply, Standing, Store, StoreError,
     StoreHealth, Take, TakeReply,
 };
 use jiff::Timestamp;
@@ -69,6 +70,15 @@ impl Store for Journals {
     }
 
     fn now(&self) -> Timestamp {
+        unreachable!("settlement does not ask for this")
+    }
+    async fn bring_persons(&self, _: &BuyerId, _: u32, _: &[PersonMark]) -> Result<(), StoreError> {
+        unreachable!("settlement does not ask for this")
+    }
+    async fn set_marked(&self, _: &BuyerId, _: u32) -> Result<(), StoreError> {
+        unreachable!("settlement does not ask for this")
+    }
+    async fn person(&self, _: &BuyerId, _: &Person) -> Result<PersonReply, StoreError> {
         unreachable!("settlement does not ask for this")
     }
     async fn standing(&self, _: Partition) -> Result<Standing, StoreError> {

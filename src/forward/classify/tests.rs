@@ -14,6 +14,7 @@ fn rules() -> AnswerRules {
         price: Some(AnswerText::Path("/price".into())),
         reason: Some(AnswerText::Path("/reason".into())),
         redirect_url: Some(AnswerText::Path("/redirect".into())),
+        reference: Some(AnswerText::Path("/id".into())),
         is_explicit: true,
     }
 }
@@ -95,6 +96,7 @@ fn f52_xml_is_read_like_json_whatever_the_header_says() {
         price: Some(AnswerText::Path("/response/price".into())),
         reason: Some(AnswerText::Path("/response/error".into())),
         redirect_url: Some(AnswerText::Path("/response/@url".into())),
+        reference: Some(AnswerText::Path("/response/id".into())),
         ..rules()
     };
     let yes =
@@ -103,6 +105,7 @@ fn f52_xml_is_read_like_json_whatever_the_header_says() {
         http_status: 200,
         price: Some(Micros(12_500_000)),
         redirect_url: Some("https://b.example/?a=1&b=2".into()),
+        reference: None,
     };
     for lie in ["text/html", "application/json", "text/plain; charset=utf-16"] {
         for before in ["", "\u{feff}", "\r\n ", "<?xml version=\"1.0\" encoding=\"utf-16\"?>"] {
@@ -140,12 +143,14 @@ fn f52_plain_text_is_read_by_pattern() {
         price: capture("price=([0-9.]+)"),
         reason: capture("(?i)error[:=] *(.*)"),
         redirect_url: capture("url=([^|]+)"),
+        reference: None,
         ..rules()
     };
     let terms = Acceptance {
         http_status: 200,
         price: Some(Micros(7_250_000)),
         redirect_url: Some("https://b.example/x".into()),
+        reference: None,
     };
     let yes = read_with(200, &[], "\u{feff}Success|price=7.25|url=https://b.example/x|", &rules);
     assert_eq!(yes, Outcome::Accepted(terms));

@@ -88,9 +88,12 @@ pub(crate) fn buyer(id: &str, day_limit: u64) -> Buyer {
             price: None,
             reason: None,
             redirect_url: None,
+            reference: None,
             is_explicit: true,
         },
         keys: keys(id),
+        breaker: crate::domain::routing::BreakerRule::default(),
+        duplicates: None,
         returns: ReturnTerms { within_days: 30, frees_cap: false },
     }
 }

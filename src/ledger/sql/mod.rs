@@ -1,7 +1,7 @@
 //! The ledger over any database that speaks our SQL: [`SqlLedger`] keeps the contract, written once.
 //!
 //! `session` is what a database looks like from here, `settle` the settlement transaction, `known` and `write` its reads
-//! and writes, `read` the questions of everybody else, `retention` what is forgotten, `schema`
+//! and writes, `read` the questions of everybody else, `persons` whom buyers have had, `retention` what is forgotten, `schema`
 //! the migrations.
 
 use async_trait::async_trait;
@@ -16,6 +16,7 @@ use super::{
 use crate::domain::event::{Life, Mark};
 use crate::domain::id::{BuyerId, CapId, LeadId, Partition, PublisherId};
 use crate::domain::lease::LeaseKey;
+use crate::domain::person::{PersonDigest, PersonMark};
 use crate::domain::window::Window;
 use crate::store::CounterKey;
 use session::{Database, DbError, Session, Value};
@@ -24,6 +25,7 @@ mod audit;
 mod known;
 mod letters;
 mod lives;
+mod persons;
 mod postbacks;
 mod read;
 mod retention;
@@ -162,6 +164,25 @@ impl<D: Database> Ledger for SqlLedger<D> {
         count_max: usize,
     ) -> Result<Vec<BookedLead>, LedgerError> {
         Ok(self.read_booked(since, after, count_max).await?)
+    }
+
+    async fn person(
+        &self,
+        buyer: &BuyerId,
+        person: PersonDigest,
+        since: Timestamp,
+    ) -> Result<Option<PersonMark>, LedgerError> {
+        Ok(self.read_person(buyer, person, since).await?)
+    }
+
+    async fn persons(
+        &self,
+        buyer: &BuyerId,
+        since: Timestamp,
+        after: Option<(PersonDigest, LeadId)>,
+        count_max: usize,
+    ) -> Result<Vec<PersonMark>, LedgerError> {
+        Ok(self.read_persons(buyer, since, after, count_max).await?)
     }
 
     async fn settle(&self, source: &dyn JournalSource, rows_max: usize) -> Result<Settled, SettleError> {

@@ -12,6 +12,7 @@ use crate::domain::event::Mark;
 use crate::domain::id::{BuyerId, CampaignId, CapId, LeadId, Partition, PublisherId};
 use crate::domain::money::{Currency, Micros};
 use crate::domain::outcome::{AttemptOutcome, LeadStatus};
+use crate::domain::person::{DAY_MS, Person, PersonDigest};
 use crate::domain::window::Window;
 use crate::ledger::windows::{StoredPlace, stored_windows};
 use crate::ledger::{
@@ -44,10 +45,12 @@ const LEAD_KINDS: [Kind; 15] = [
     Kind::Text,
     Kind::Text,
 ];
-const SELECT_ATTEMPTS: &str = "SELECT lead_id, buyer_id, ordinal, outcome, counted, http_status, reason, \
-     CAST(sent_at AS CHAR), duration_us, windows, price_micros, payout_micros, currency FROM attempts \
-     WHERE lead_id = ? ORDER BY ordinal, attempt_id";
-const ATTEMPT_KINDS: [Kind; 13] = [
+const SELECT_ATTEMPTS: &str = "SELECT a.lead_id, a.buyer_id, a.ordinal, a.outcome, a.counted, a.http_status, a.reason, \
+     CAST(a.sent_at AS CHAR), a.duration_us, a.windows, a.price_micros, a.payout_micros, a.currency, d.person, \
+     CAST(d.person_until AS CHAR), d.reference FROM attempts a \
+     LEFT JOIN attempt_details d ON d.lead_id = a.lead_id AND d.buyer_id = a.buyer_id \
+     WHERE a.lead_id = ? ORDER BY a.ordinal, a.attempt_id";
+const ATTEMPT_KINDS: [Kind; 16] = [
     Kind::Bytes,
     Kind::Text,
     Kind::Int,
@@ -60,6 +63,9 @@ const ATTEMPT_KINDS: [Kind; 13] = [
     Kind::Text,
     Kind::Int,
     Kind::Int,
+    Kind::Text,
+    Kind::Bytes,
+    Kind::Text,
     Kind::Text,
 ];
 const SELECT_ENTRIES: &str = "SELECT buyer_id, account, amount_micros, currency, kind, CAST(booked_at AS CHAR) FROM entries \
@@ -103,7 +109,7 @@ fn lead_row(mut row: Row) -> Result<LeadRow, DbError> {
 }
 
 fn attempt_row(mut row: Row) -> Result<AttemptRow, DbError> {
-    Ok(AttemptRow {
+    let mut attempt = AttemptRow {
         lead: row.lead()?,
         buyer: row.parsed(buyer)?,
         ordinal: row.number()?,
@@ -117,7 +123,19 @@ fn attempt_row(mut row: Row) -> Result<AttemptRow, DbError> {
         price: Micros(row.int()?),
         payout: Micros(row.int()?),
         currency: row.parsed(Currency::new)?,
-    })
+        person: None,
+        reference: None,
+    };
+    attempt.person = person(row.opt_bytes()?, attempt.sent_at, row.opt_time()?);
+    attempt.reference = row.opt_text()?;
+    Ok(attempt)
+}
+
+/// Its days are the span that it was written down for.
+fn person(digest: Option<Vec<u8>>, sent_at: Timestamp, until: Option<Timestamp>) -> Option<Person> {
+    let digest = PersonDigest(digest?.try_into().ok()?);
+    let kept_ms = until?.as_millisecond() - sent_at.as_millisecond();
+    Some(Person { digest, days: u32::try_from((kept_ms + DAY_MS / 2) / DAY_MS).ok()? })
 }
 
 fn entry_row(mut row: Row) -> Result<EntryRow, DbError> {

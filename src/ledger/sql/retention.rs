@@ -45,7 +45,7 @@ impl<D: Database> SqlLedger<D> {
         for kept in [&PAYLOADS, &LETTERS, &POSTBACKS] {
             removed += self.forget_some(kept, before, count_max - removed).await?;
         }
-        Ok(removed)
+        Ok(removed + self.forget_persons(count_max - removed).await?)
     }
 
     /// Answers how many were found, which is fewer than `count_max` when none is left.

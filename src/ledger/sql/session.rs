@@ -10,6 +10,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 
 use crate::domain::id::LeadId;
+use crate::domain::person::PersonDigest;
 use crate::ledger::{GatewayId, LedgerError, MigrationStep};
 
 /// Longest wait for one statement. A database that hangs must not hold a settler for ever (P7).
@@ -124,6 +125,12 @@ impl From<LeadId> for Value {
 impl From<GatewayId> for Value {
     fn from(value: GatewayId) -> Self {
         Self::Bytes(value.as_bytes().to_vec())
+    }
+}
+
+impl From<PersonDigest> for Value {
+    fn from(digest: PersonDigest) -> Self {
+        Self::Bytes(digest.0.to_vec())
     }
 }
 

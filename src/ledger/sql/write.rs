@@ -7,12 +7,16 @@ use crate::domain::event::{Closed, Mark, Returned};
 use crate::domain::id::{BuyerId, CampaignId, PublisherId};
 use crate::domain::money::Currency;
 use crate::domain::outcome::LeadStatus;
+use crate::domain::person::Person;
 use crate::ledger::plan::{Arrival, AttemptWrite, EntryWrite, NewLead, Place, Plan, PostbackWrite};
 use crate::ledger::{DifferenceRow, PostbackState};
 use crate::store::CounterKey;
 
 /// Most characters of a buyer's words that are kept. Cut, not refused: they must not cost a sale its row.
 const REASON_CHARS_MAX: usize = 200;
+
+/// Longest name of a lead at a buyer, in characters.
+const REFERENCE_CHARS_MAX: usize = 128;
 
 /// Rows written, by table.
 #[derive(Debug, Default, Clone, Copy)]
@@ -77,6 +81,9 @@ pub async fn carry_out(session: &mut dyn Session, dialect: &Dialect, plan: &Plan
     let end = dialect.upsert("lead_id, ordinal", &[Set::New("status")]);
     insert(session, dialect, POSTBACKS, &end, plan.postbacks.iter().map(postback)).await?;
     write_attempts(session, dialect, &plan.attempts).await?;
+    let sets = ["person", "person_until", "reference"].map(Set::New);
+    let end = dialect.upsert("lead_id, buyer_id", &sets);
+    insert(session, dialect, DETAILS, &end, plan.attempts.iter().filter_map(details)).await?;
     for key in &plan.uncounted {
         let args = vec![key.lead.into(), key.buyer.as_str().into()];
         session.execute(Cow::Borrowed(UNCOUNT), args).await?;
@@ -121,6 +128,10 @@ const ATTEMPTS: Head = Head {
     sql: "INSERT INTO attempts (lead_id, buyer_id, publisher_id, campaign_id, ordinal, outcome, counted, http_status, \
           reason, sent_at, duration_us, windows, price_micros, payout_micros, currency) VALUES ",
     columns: 15,
+};
+const DETAILS: Head = Head {
+    sql: "INSERT INTO attempt_details (lead_id, buyer_id, person, person_until, reference) VALUES ",
+    columns: 5,
 };
 const UNCOUNT: &str = "UPDATE attempts SET counted = 0 WHERE lead_id = ? AND buyer_id = ?";
 const ENTRIES: Head = Head {
@@ -284,6 +295,23 @@ async fn write_attempts(
         ]
     };
     insert(session, dialect, ATTEMPTS, &end, attempts.iter().map(row)).await
+}
+
+/// Most attempts have none.
+fn details(write: &AttemptWrite<'_>) -> Option<Vec<Value>> {
+    let event = write.event;
+    if event.person.is_none() && event.reference.is_none() {
+        return None;
+    }
+    let until = |person: Person| Value::time_of_us(event.sent_at_us.saturating_add(person.kept_ms() * 1000));
+    let reference = event.reference.as_deref();
+    Some(vec![
+        event.lead.into(),
+        event.buyer.as_str().into(),
+        Value::optional(event.person.map(|person| person.digest)),
+        event.person.map_or(Value::Null, until),
+        Value::optional(reference.map(|text| text.chars().take(REFERENCE_CHARS_MAX).collect::<String>())),
+    ])
 }
 
 fn entry(entry: &EntryWrite) -> Vec<Value> {

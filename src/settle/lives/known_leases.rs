@@ -1,5 +1,8 @@
 //! Leases that are open in the data, or in this process, although the books know how they ended.
 
+use std::collections::HashSet;
+
+use super::persons::note_leases;
 use crate::app::Gateway;
 use crate::domain::event::Life;
 use crate::domain::id::Partition;
@@ -41,13 +44,16 @@ pub(super) async fn forget_ended_leases(
     partition: Partition,
     life: Life,
 ) -> Result<(), SettleError> {
-    let open = gateway.store.open_leases(partition, LEASES_MAX).await?;
-    let keys: Vec<LeaseKey> = open.into_iter().map(|lease| lease.key).collect();
+    let mut open = gateway.store.open_leases(partition, LEASES_MAX).await?;
+    let keys: Vec<LeaseKey> = open.iter().map(|lease| lease.key.clone()).collect();
     if keys.is_empty() {
         return Ok(());
     }
-    for key in gateway.ledger.attempted(&keys).await? {
-        gateway.store.forget_lease(life, &key).await?;
+    let ended: HashSet<LeaseKey> = gateway.ledger.attempted(&keys).await?.into_iter().collect();
+    for key in &ended {
+        gateway.store.forget_lease(life, key).await?;
     }
+    open.retain(|lease| !ended.contains(&lease.key));
+    note_leases(gateway, &open).await?;
     Ok(())
 }

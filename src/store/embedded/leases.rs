@@ -77,6 +77,7 @@ impl State {
         };
         let bytes = Event::Attempt(event.clone()).to_bytes();
         self.change_of(end.key.buyer.as_str(), change, Some(bytes.into()));
+        self.partition_of(end.key.buyer.as_str()).note_attempt(event, now.as_millisecond());
         if let EndReply::Late { was: EndMark::Refunded, counters } = &mut reply {
             let state = self.partition_of(end.key.buyer.as_str());
             let after =
@@ -91,6 +92,9 @@ impl State {
         let state = self.partition_of(owner);
         let (life, id) = (state.life.unwrap_or(Life(0)), state.next_entry(now.as_millisecond()));
         self.change_of(owner, Change::Entry { life, id, effects: Vec::new() }, Some(event.to_bytes().into()));
+        if let Event::Attempt(attempt) = event {
+            self.partition_of(owner).note_attempt(attempt, now.as_millisecond());
+        }
     }
 
     /// Sets an end mark that has expired; false when it is too late for that.
@@ -228,6 +232,11 @@ fn refusal(state: &mut PartitionState, now: Timestamp, lead: LeadId, candidate: 
         return Some(Refusal::Stale { newest: buyer.version });
     }
     buyer.version = candidate.routing_version;
+    let person = candidate.about.person.as_ref();
+    if let Some(refusal) = state.refuses_person(&candidate.buyer, lead, person, now.as_millisecond()) {
+        return Some(refusal);
+    }
+    let buyer = state.buyer_mut(&candidate.buyer);
     if candidate.demands.iter().any(|demand| !demand.charge.window.contains(now)) {
         return Some(Refusal::WrongWindow { store_now: now });
     }

@@ -19,13 +19,14 @@ use self::state::State;
 use super::ends::End;
 use super::{
     Admission, Admit, BeginReply, Close, CloseReply, Comparison, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts,
-    OverdueLead, ReadBack, ReconcileReply, ReturnReply, SaleReturn, SeedReply, Standing, Store, StoreError,
+    OverdueLead, PersonReply, ReadBack, ReconcileReply, ReturnReply, SaleReturn, SeedReply, Standing, Store, StoreError,
     StoreHealth, Take, TakeReply,
 };
 use crate::clock::SharedClock;
 use crate::domain::event::{Attempt, Closed, EntryId, Event, JournalEntry, Life, Mark, Received, WindowAmount};
 use crate::domain::id::{BuyerId, CapId, LeadId, Partition, PublisherId};
 use crate::domain::lease::{EndMark, LeaseKey, OpenLease};
+use crate::domain::person::{Person, PersonMark};
 use crate::domain::window::Window;
 use crate::ledger::{BookedLead, UsageRow};
 
@@ -37,6 +38,7 @@ mod group;
 mod leases;
 mod lives;
 mod partition;
+mod persons;
 mod reconcile;
 mod returns;
 mod snapshot;
@@ -207,6 +209,18 @@ impl Store for EmbeddedStore {
 
     async fn new_key(&self, publisher: &PublisherId, hash: &str) -> Result<(), StoreError> {
         self.step(|state, now| state.new_key(now, publisher, hash)).await
+    }
+
+    async fn bring_persons(&self, buyer: &BuyerId, days: u32, marks: &[PersonMark]) -> Result<(), StoreError> {
+        self.step(|state, now| state.bring_persons(now, buyer, days, marks)).await
+    }
+
+    async fn set_marked(&self, buyer: &BuyerId, days: u32) -> Result<(), StoreError> {
+        self.step(|state, _| state.set_marked(buyer, days)).await
+    }
+
+    async fn person(&self, buyer: &BuyerId, person: &Person) -> Result<PersonReply, StoreError> {
+        self.step(|state, now| state.person(now, buyer, person)).await
     }
 
     async fn set_read_back(&self, partition: Partition, life: Life, read: &ReadBack) -> Result<(), StoreError> {

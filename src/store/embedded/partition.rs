@@ -8,7 +8,9 @@ use super::change::{Change, Effect, Lease, Record};
 use super::counters::{Buyer, CapCounters, Moves};
 use crate::domain::event::{ClaimKey, EntryId, Life, WindowAmount};
 use crate::domain::id::{BuyerId, CapId, LeadId, PublisherId};
+use super::persons::Had;
 use crate::domain::lease::{EndMark, LeaseKey};
+use crate::domain::person::PersonDigest;
 use crate::store::ReadBack;
 
 /// How many expired things one call removes at most. Above one, so that nothing piles up: a call adds at most two.
@@ -70,6 +72,7 @@ enum Expiring {
     Lead(LeadId),
     Mark(LeaseKey),
     Return(LeaseKey),
+    Person(BuyerId, PersonDigest),
 }
 
 /// Everything in one partition.
@@ -99,6 +102,10 @@ pub(super) struct PartitionState {
     /// Leads given back a short while ago, and until when that is remembered; not in the file, because no caller outlives the
     /// process and the books know the rest.
     pub(super) returned: HashMap<LeaseKey, i64>,
+    /// Whom buyers have. Not in the file: open leases, the journal's entries and the books tell it again.
+    pub(super) persons: HashMap<(BuyerId, PersonDigest), Had>,
+    /// Buyers of whom everybody has been brought back from the books, and within how many days.
+    pub(super) marked: HashMap<BuyerId, u32>,
     expiries: BTreeSet<(i64, Expiring)>,
     pub(super) entry_count: u64,
     text_bytes: u64,
@@ -171,6 +178,12 @@ impl PartitionState {
             Expiring::Return(key) => {
                 self.returned.remove(&key);
             }
+            Expiring::Person(buyer, person) => {
+                let key = (buyer, person);
+                if self.persons.get(&key).is_some_and(|had| had.expires_ms == at_ms) {
+                    self.persons.remove(&key);
+                }
+            }
             Expiring::Mark(_) | Expiring::Lead(_) => {}
         }
         true
@@ -204,6 +217,7 @@ impl PartitionState {
                 if let Some(life) = life {
                     self.carry_over(*life);
                 }
+                self.tell_persons_again();
             }
             Change::Admit { lead, publisher, claim, deadline_us, entry } => {
                 self.put_lead(*lead, publisher, claim.clone(), *deadline_us, None, 0);
@@ -332,6 +346,7 @@ impl PartitionState {
 
     /// Makes a lease known without charging anything: its charges stand in the counters already.
     fn put_lease(&mut self, lease: Lease) {
+        self.note_lease(&lease);
         self.due.insert((lease.deadline_us, lease.key.clone()));
         self.leases.insert(lease.key.clone(), lease);
     }
@@ -351,6 +366,10 @@ impl PartitionState {
     pub(super) fn remember_return(&mut self, key: LeaseKey, expires_ms: i64) {
         self.expiries.insert((expires_ms, Expiring::Return(key.clone())));
         self.returned.insert(key, expires_ms);
+    }
+
+    pub(super) fn expire_person(&mut self, buyer: &BuyerId, person: PersonDigest, expires_ms: i64) {
+        self.expiries.insert((expires_ms, Expiring::Person(buyer.clone(), person)));
     }
 
     fn put_mark(&mut self, key: &LeaseKey, mark: EndMark, counts: Vec<WindowAmount>, expires_ms: i64) {

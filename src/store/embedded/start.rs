@@ -26,6 +26,9 @@ pub(super) fn catch_up(
     }
     rebuild_counters(state, marks, usage);
     make_leases_due(state, now);
+    for partition in &mut state.partitions {
+        partition.tell_persons_again();
+    }
     Ok(())
 }
 

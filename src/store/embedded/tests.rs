@@ -187,6 +187,7 @@ fn candidate(window: Window) -> TakeCandidate {
                 payout: Micros(20),
                 currency: Currency::new("USD").unwrap(),
             },
+            person: None,
         },
         routing_version: 1,
     }
@@ -217,6 +218,8 @@ fn end(lead: LeadId, window: Window, spend: u64) -> LeaseEnd {
         payout: Micros(20),
         currency: wanted.about.terms.currency,
         books: true,
+        person: None,
+        reference: None,
     };
     LeaseEnd {
         key: LeaseKey { lead, buyer: buyer() },

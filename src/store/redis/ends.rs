@@ -8,6 +8,7 @@ use super::held::{HeldClose, HeldEnd};
 use super::keys::escape;
 use super::leads::read_close;
 use super::record::charges_text;
+use super::persons::{PersonNote, push_note};
 use super::reply::{Answer, Call};
 use super::restate::entry_id;
 use super::scripts::Verb;
@@ -138,12 +139,16 @@ impl RedisStore {
         call.number(millis(self.end_mark_ttl).max(1)).arg(charges_text(&end.charges));
         call.arg(Event::Attempt(end.event.clone()).to_bytes());
         call.arg(Event::Attempt(end.late_event.clone()).to_bytes());
+        // Of both events: they tell one outcome, in time or late.
+        let note = PersonNote::of(&end.event);
+        push_note(&mut call, note.as_ref());
         for change in changes(how, end)? {
             call.arg(effects_text(buyer, &end.charges, &change.effects));
             for counter in change.counters {
                 call.number(counter);
             }
         }
+        self.push_person_key(&mut call, &end.key, note.as_ref());
         Ok(call)
     }
 
@@ -181,18 +186,20 @@ impl RedisStore {
         let change = ended.map_or(0, |place| place + 1);
         let effects = changes(how, end)?.into_iter().nth(change).map(|change| change.effects).unwrap_or_default();
         let event = if from.is_none() { &end.event } else { &end.late_event };
+        let note = PersonNote::of(event);
         let event = Event::Attempt(event.clone()).to_bytes();
         let (key, charges) = (end.key.clone(), end.charges.clone());
-        self.held.end_appended(life, id, HeldEnd { key, charges, mark: how.mark(), effects, event });
+        self.held.end_appended(life, id, HeldEnd { key, charges, mark: how.mark(), effects, event, note });
         self.appended.notify_one();
         Ok(reply)
     }
 
     pub(super) async fn run_record(&self, partition: Partition, event: &Event) -> Result<(), StoreError> {
         let life = self.life_of_ends(partition)?;
-        let event = event.to_bytes();
         let mut call = Call::new(vec![self.keys.life(partition), self.keys.journal(partition, Some(life))]);
-        call.number(life.0).arg(event.clone());
+        call.number(life.0).arg(event.to_bytes());
+        self.push_recorded_person(&mut call, partition, event);
+        let event = event.to_bytes();
         let answer = self.client.run(Verb::Record, &call).await?;
         match first_word(&answer.reply)? {
             ("done", rest) => {

@@ -12,7 +12,9 @@ use parking_lot::Mutex;
 
 use crate::domain::event::{ClaimKey, EntryId, Life, Mark};
 use crate::domain::id::{BuyerId, LeadId, Partition, PublisherId};
+use super::persons::PersonNote;
 use crate::domain::lease::{Charge, EndMark, LeaseKey};
+use crate::domain::person::Person;
 
 /// Most bytes held; above it no lead is admitted (503): dropping what only Redis has besides would break P5 in silence, and a
 /// publisher that is told "no" sends the lead again. Reached only when the ledger has been away for long.
@@ -57,6 +59,7 @@ pub(super) struct HeldEnd {
     /// On usage, in the order of the charges.
     pub effects: Vec<i128>,
     pub event: Vec<u8>,
+    pub note: Option<PersonNote>,
 }
 
 /// An event that waits for settlement.
@@ -90,6 +93,8 @@ pub(super) struct HeldLease {
     pub taken_at_ms: i64,
     pub deadline_ms: i64,
     pub gives_back: bool,
+    /// As it stands in `about`.
+    pub person: Option<Person>,
 }
 
 /// Where an event stands: its life's journal, its entry, and a number that tells two of the same entry apart.
@@ -363,7 +368,7 @@ mod tests {
         let held = Held::new(16);
         let key = LeaseKey { lead: LeadId::generate(), buyer: BuyerId::new("sunco").unwrap() };
         let lease =
-            HeldLease { charges: vec![], about: "{}".into(), taken_at_ms: 0, deadline_ms: 10, gives_back: false };
+            HeldLease { charges: vec![], about: "{}".into(), taken_at_ms: 0, deadline_ms: 10, gives_back: false, person: None };
         held.taken(key.clone(), lease.clone());
         held.taken(key.clone(), lease);
         held.gives_back(&key);

@@ -2,6 +2,7 @@
 
 use crate::domain::event::{ClaimKey, Life};
 use crate::domain::id::{BuyerId, CapId, LeadId, Partition, PublisherId};
+use crate::domain::person::PersonDigest;
 
 /// Escapes free text so that it can neither join with its neighbour in a key nor move the key to another slot (F30): all but
 /// `A-Z a-z 0-9 . _ -` becomes `%XX`.
@@ -106,6 +107,16 @@ impl Keys {
         self.key(partition, format_args!("leases:{buyer}"))
     }
 
+    /// This buyer has this person: `<lead>|<since ms>|<life>`; expires by the buyer's rule.
+    pub(super) fn person(&self, partition: Partition, buyer: &BuyerId, person: PersonDigest) -> String {
+        self.key(partition, format_args!("dup:{buyer}:{person}"))
+    }
+
+    /// Everybody has been marked whom the buyer had, `<life>|<days>`: within so many days, as the books told it in this life.
+    pub(super) fn marked(&self, partition: Partition, buyer: &BuyerId) -> String {
+        self.key(partition, format_args!("marked:{buyer}"))
+    }
+
     /// Sorted set: `<lead>:<buyer>` of open leases by deadline.
     pub(super) fn due(&self, partition: Partition) -> String {
         self.key(partition, format_args!("due"))
@@ -198,6 +209,9 @@ mod tests {
             "cg1:{p07}:returned:01890a5d-ac96-774b-bcce-b302099a8057:sunco"
         );
         assert_eq!(keys.leases(partition, &buyer), "cg1:{p07}:leases:sunco");
+        let person = PersonDigest([0xab; 16]);
+        assert_eq!(keys.person(partition, &buyer, person), format!("cg1:{{p07}}:dup:sunco:{}", "ab".repeat(16)));
+        assert_eq!(keys.marked(partition, &buyer), "cg1:{p07}:marked:sunco");
         assert_eq!(keys.claim(partition, &publisher, "ab12"), "cg1:{p07}:idem:acme:ab12");
         assert_eq!(keys.lead(partition, &publisher, lead), "cg1:{p07}:lead:acme:01890a5d-ac96-774b-bcce-b302099a8057");
     }

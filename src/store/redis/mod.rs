@@ -12,6 +12,7 @@ mod keys;
 mod leads;
 mod lives;
 mod offset;
+mod persons;
 mod reconcile;
 mod record;
 mod reply;
@@ -41,13 +42,14 @@ use self::versions::Versions;
 use super::ends::End;
 use super::{
     Admission, Admit, BeginReply, Close, CloseReply, Comparison, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts,
-    OverdueLead, ReadBack, ReconcileReply, ReturnReply, SaleReturn, SeedReply, Standing, Store, StoreError,
+    OverdueLead, PersonReply, ReadBack, ReconcileReply, ReturnReply, SaleReturn, SeedReply, Standing, Store, StoreError,
     StoreHealth, Take, TakeReply,
 };
 use crate::clock::SharedClock;
 use crate::domain::event::{Attempt, Closed, EntryId, Event, JournalEntry, Life, Mark, WindowAmount};
 use crate::domain::id::{BuyerId, CapId, LeadId, Partition, PublisherId};
 use crate::domain::lease::{EndMark, LeaseKey, OpenLease};
+use crate::domain::person::{Person, PersonMark};
 use crate::domain::routing::Secret;
 use crate::domain::window::Window;
 use crate::ledger::BookedLead;
@@ -220,6 +222,18 @@ impl Store for RedisStore {
 
     async fn new_key(&self, publisher: &PublisherId, hash: &str) -> Result<(), StoreError> {
         self.run_new_key(publisher, hash).await
+    }
+
+    async fn bring_persons(&self, buyer: &BuyerId, days: u32, marks: &[PersonMark]) -> Result<(), StoreError> {
+        self.run_bring_persons(buyer, days, marks).await
+    }
+
+    async fn set_marked(&self, buyer: &BuyerId, days: u32) -> Result<(), StoreError> {
+        self.run_marked(buyer, days).await
+    }
+
+    async fn person(&self, buyer: &BuyerId, person: &Person) -> Result<PersonReply, StoreError> {
+        self.run_person(buyer, person).await
     }
 
     async fn set_read_back(&self, partition: Partition, life: Life, read: &ReadBack) -> Result<(), StoreError> {

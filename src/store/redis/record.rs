@@ -118,6 +118,8 @@ fn parse_refusal(text: &str) -> Option<(usize, Refusal)> {
         "E" => Refusal::Ended(EndMark::parse(words.next()?)?),
         "O" => Refusal::Underway,
         "L" => Refusal::NewLife,
+        "D" => Refusal::Duplicate { lead: words.next()?.parse().ok()?, since: parse_ms(words.next()?)? },
+        "B" => Refusal::AskBooks,
         _ => return None,
     };
     Some((index, refusal))

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use super::ends::effects_text;
 use super::held::{HeldEvent, HeldLead, HeldLease, Place};
 use super::leads::info_text;
+use super::persons::{PersonNote, push_note};
 use super::record::{charges_text, lease_text};
 use super::reply::{Call, Reply};
 use super::scripts::Verb;
@@ -125,18 +126,20 @@ impl RedisStore {
                         call.keys.push(self.keys.journal(partition, Some(life)));
                         call.arg(end.mark.as_str()).number(millis(self.end_mark_ttl).max(1)).arg(end.event.clone());
                         call.arg(effects_text(buyer, &end.charges, &end.effects));
+                        push_note(&mut call, end.note.as_ref());
                         for (charge, effect) in end.charges.iter().zip(&end.effects) {
                             let start = charge.window.start.as_millisecond();
                             call.keys.push(self.keys.counter(partition, buyer, &charge.cap, start));
                             call.number(charge.amount).number(*effect);
                         }
+                        self.push_person_key(&mut call, &end.key, end.note.as_ref());
                         tracing::debug!(%lead, %buyer, life = life.0, "restating how a lease ended");
                         self.restated_entry(Verb::RestateEnd, &call).await?
                     }
                     HeldEvent::Recorded(event) => {
                         let mut call =
                             Call::new(vec![self.keys.life(partition), self.keys.journal(partition, Some(life))]);
-                        call.number(life.0).arg(event.to_vec());
+                        call.number(life.0).arg(event.to_vec()).arg(String::new());
                         self.restated_entry(Verb::Record, &call).await?
                     }
                 };
@@ -166,11 +169,14 @@ impl RedisStore {
         let charges = charges_text(&lease.charges);
         call.arg(lease_text(lease.gives_back, lease.taken_at_ms, lease.deadline_ms, &charges, &lease.about));
         call.number(lease.deadline_ms).number(millis(GRACE));
+        let note = PersonNote::of_lease(lease.person, lease.taken_at_ms);
+        push_note(&mut call, note.as_ref());
         for charge in &lease.charges {
             let start = charge.window.start.as_millisecond();
             call.keys.push(self.keys.counter(partition, &key.buyer, &charge.cap, start));
             call.number(charge.amount);
         }
+        self.push_person_key(&mut call, key, note.as_ref());
         call
     }
 

@@ -47,6 +47,9 @@ pub(super) enum Verb {
     BringBack,
     NewKey,
     ReadBack,
+    BringPersons,
+    Marked,
+    Person,
     ClaimLeads,
     Overdue,
     Read,
@@ -56,7 +59,7 @@ pub(super) enum Verb {
 
 impl Verb {
     /// All, in the order of their numbers.
-    pub(super) const ALL: [Self; 33] = [
+    pub(super) const ALL: [Self; 36] = [
         Self::Admit,
         Self::Take,
         Self::AdmitTake,
@@ -85,6 +88,9 @@ impl Verb {
         Self::BringBack,
         Self::NewKey,
         Self::ReadBack,
+        Self::BringPersons,
+        Self::Marked,
+        Self::Person,
         Self::ClaimLeads,
         Self::Overdue,
         Self::Read,
@@ -127,6 +133,9 @@ impl Verb {
             Self::BringBack => lua!("bring_back"),
             Self::NewKey => lua!("new_key"),
             Self::ReadBack => lua!("read_back"),
+            Self::BringPersons => lua!("bring_persons"),
+            Self::Marked => lua!("marked"),
+            Self::Person => lua!("person"),
             Self::ClaimLeads => lua!("claim_leads"),
             Self::Overdue => lua!("overdue"),
             Self::Read => lua!("read"),
@@ -152,6 +161,8 @@ impl Verb {
             | Self::Remember
             | Self::Return
             | Self::NewKey
+            | Self::BringPersons
+            | Self::Person
             | Self::Close => Lane::Hot,
             Self::Seed
             | Self::Reconcile
@@ -166,6 +177,7 @@ impl Verb {
             | Self::ForgetLease
             | Self::BringBack
             | Self::ReadBack
+            | Self::Marked
             | Self::ClaimLeads
             | Self::Overdue
             | Self::Read
@@ -224,8 +236,10 @@ mod tests {
             let source = verb.source();
             let flags = source.lines().next().unwrap();
             let expected = match verb {
-                Verb::Admit | Verb::Take | Verb::AdmitTake | Verb::Seed | Verb::NewKey => "#!lua",
-                Verb::Overdue | Verb::Tip | Verb::Life | Verb::Read => "#!lua flags=no-writes",
+                Verb::Admit | Verb::Take | Verb::AdmitTake | Verb::Seed | Verb::NewKey | Verb::BringPersons | Verb::Marked => {
+                    "#!lua"
+                },
+                Verb::Overdue | Verb::Tip | Verb::Life | Verb::Read | Verb::Person => "#!lua flags=no-writes",
                 _ => "#!lua flags=allow-oom",
             };
             assert_eq!(flags, expected, "{verb:?}");

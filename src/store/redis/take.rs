@@ -140,6 +140,7 @@ impl RedisStore {
             taken_at_ms,
             deadline_ms: taken_at_ms.saturating_add(millis(candidate.lease_for)),
             gives_back: false,
+            person: candidate.about.person,
         };
         self.versions.saw(&candidate.buyer, candidate.routing_version);
         self.held.taken(LeaseKey { lead: take.lead, buyer: candidate.buyer.clone() }, lease);
@@ -196,6 +197,16 @@ impl RedisStore {
         call.number(index).number(group).arg(buyer.as_str().to_owned()).number(candidate.routing_version);
         call.number(millis(candidate.lease_for)).arg(about_text(candidate)?);
         call.arg(charges_text(candidate.demands.iter().map(|demand| &demand.charge)));
+        match candidate.about.person {
+            Some(person) => {
+                call.keys.push(self.keys.person(home, buyer, person.digest));
+                call.keys.push(self.keys.marked(home, buyer));
+                call.number(person.days);
+            }
+            None => {
+                call.arg(String::new());
+            }
+        }
         call.number(candidate.demands.len());
         for demand in &candidate.demands {
             let charge = &demand.charge;
