@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use serde_json::{Value, json};
 
-use super::{AdminDesk, AdminError, ReadyCheck, write_place};
+use super::{ReloadProblem, AdminDesk, AdminError, ReadyCheck, write_place};
 use crate::app::reload::{Reloaded, reload_now};
 use crate::desk::Desk;
 use crate::domain::id::{BuyerId, CapId, LeadId};
@@ -91,11 +91,16 @@ impl AdminDesk for Desk {
         Ok(())
     }
 
-    async fn reload(&self) -> Result<(), Vec<String>> {
-        match reload_now(&self.gateway).await {
-            Reloaded::InForce { .. } | Reloaded::Unchanged => Ok(()),
-            Reloaded::Refused(problems) => Err(problems),
-        }
+    async fn reload(&self) -> Result<(), Vec<ReloadProblem>> {
+        let reloaded = reload_now(&self.gateway).await;
+        let lines = match reloaded.routing {
+            Reloaded::InForce { .. } | Reloaded::Unchanged => Vec::new(),
+            Reloaded::Refused(lines) => lines,
+        };
+        let routing = lines.into_iter().map(|line| ReloadProblem { part: "routing", line });
+        let tls = reloaded.tls.map(|line| ReloadProblem { part: "tls", line });
+        let problems: Vec<_> = routing.chain(tls).collect();
+        if problems.is_empty() { Ok(()) } else { Err(problems) }
     }
 
     async fn doubts(&self, buyer: BuyerId, after: Option<AttemptPlace>) -> Result<Value, AdminError> {

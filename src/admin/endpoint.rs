@@ -81,6 +81,10 @@ impl Handler for Endpoint {
             HeadFault::TimedOut => Refusal::HeadTimeout,
         })
     }
+
+    fn refuse_load(&self) -> Reply {
+        reply::refused(&Refusal::Desk(AdminError::Unavailable("too many requests at once".to_owned())))
+    }
 }
 
 impl Endpoint {

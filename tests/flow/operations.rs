@@ -203,7 +203,7 @@ async fn f91_readiness_lists_its_checks() {
     let ready = answer.json();
     assert_eq!(ready["ready"], true);
     let names: Vec<_> = ready["checks"].as_array().expect("checks").iter().map(|check| check["name"].clone()).collect();
-    assert_eq!(names, ["store", "setup", "life", "clock", "routing", "ledger", "journal", "draining"]);
+    assert_eq!(names, ["store", "setup", "life", "clock", "routing", "tls", "ledger", "journal", "draining"]);
     gateway.app.gateway.shutdown.draining.cancel();
     let draining = get(&client(), gateway.admin, "/readyz").await;
     assert_eq!((draining.status, draining.json()["ready"].as_bool()), (503, Some(false)));
