@@ -37,12 +37,29 @@ pub struct ReadyCheck {
     pub decides: bool,
 }
 
+/// What was named and is not there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Missing {
+    /// By the routing in force.
+    #[error("there is no such buyer in the routing in force")]
+    Buyer,
+    /// The buyer is there.
+    #[error("the buyer has no such cap; `GET /v1/caps?buyer=` lists those that it has")]
+    Cap,
+    /// In the books.
+    #[error("there is no such lead in the books; a lead is there a moment after its answer")]
+    Lead,
+    /// The lead may be there.
+    #[error("there is no such lead in the books, or it was never offered to this buyer")]
+    Attempt,
+}
+
 /// Why an operator's wish was not done.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AdminError {
-    /// No such buyer, cap or lead. Nothing happened.
-    #[error("not found")]
-    NotFound,
+    /// No such thing. Nothing happened.
+    #[error("{0}")]
+    NotFound(Missing),
     /// It contradicts how things stand. Nothing happened.
     #[error("conflict: {0}")]
     Conflict(String),

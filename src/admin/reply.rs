@@ -80,9 +80,8 @@ pub(super) fn refused(refusal: &Refusal) -> Reply {
         ),
         Refusal::FromWebPage => problem(StatusCode::FORBIDDEN, "forbidden", "web pages may not call this", &[]),
         Refusal::NotFound => problem(StatusCode::NOT_FOUND, "not_found", "there is no such path", &[]),
-        Refusal::Desk(AdminError::NotFound) => {
-            let detail = "there is no such buyer, cap or lead; a lead is in the books a moment after its answer";
-            problem(StatusCode::NOT_FOUND, "not_found", detail, &[])
+        Refusal::Desk(AdminError::NotFound(missing)) => {
+            problem(StatusCode::NOT_FOUND, "not_found", &missing.to_string(), &[])
         }
         Refusal::MethodNotAllowed(allowed) => with(
             problem(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "this path does not take this method", &[]),

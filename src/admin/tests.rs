@@ -27,7 +27,7 @@ impl Desk {
             "busy" => Err(AdminError::Conflict("it is not in doubt".into())),
             "away" => Err(AdminError::Unavailable("the ledger is away".into())),
             "later" => Err(AdminError::NotAvailableYet),
-            _ => Err(AdminError::NotFound),
+            _ => Err(AdminError::NotFound(Missing::Buyer)),
         }
     }
 }
