@@ -37,6 +37,10 @@ struct Seen {
     closed: Option<Vec<ClosedPartition>>,
     /// The newest routing that any buyer was used with when this gateway was refused for its older one.
     routing_newest: Option<u64>,
+    /// The last look at the routing file found nothing that can be taken.
+    is_routing_refused: bool,
+    /// The same of certificate and key.
+    is_tls_refused: bool,
 }
 
 /// Shared by the monitor that looks and the admin listener that tells.
@@ -49,7 +53,7 @@ pub struct Status {
 /// One line of `/readyz`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// `store`, `setup`, `life`, `clock`, `routing`, `ledger`, `journal`, `draining`.
+    /// `store`, `setup`, `life`, `clock`, `routing`, `tls`, `ledger`, `journal`, `draining`.
     pub name: &'static str,
     /// Is it as it should be?
     pub is_ok: bool,
@@ -168,6 +172,16 @@ impl Status {
         seen.routing_newest = seen.routing_newest.max(Some(newest));
     }
 
+    /// The routing file was read again: is what it holds in force?
+    pub fn routing_read(&self, is_in_force: bool) {
+        self.seen.lock().is_routing_refused = !is_in_force;
+    }
+
+    /// The same for certificate and key of the intake listener.
+    pub fn tls_read(&self, is_in_force: bool) {
+        self.seen.lock().is_tls_refused = !is_in_force;
+    }
+
     /// What `/readyz` lists; `routing` is the version in force.
     #[must_use]
     pub fn findings(&self, routing: u64, journal_entries_max: u64, is_draining: bool) -> Vec<Finding> {
@@ -198,7 +212,8 @@ impl Status {
                 detail: format!("store clock is {offset} ms ahead"),
                 decides: true,
             },
-            routing_finding(routing, seen.routing_newest),
+            routing_finding(routing, seen.routing_newest, seen.is_routing_refused),
+            tls_finding(seen.is_tls_refused),
             seam("ledger", &seen.ledger, false),
             Finding {
                 name: "journal",
@@ -216,15 +231,25 @@ impl Status {
     }
 }
 
-/// It decides: a gateway that may not sell would answer its publishers `unavailable`, for good.
-fn routing_finding(ours: u64, newest: Option<u64>) -> Finding {
+/// It decides where another gateway uses a newer one: a gateway that may not sell would answer its publishers `unavailable`, for
+/// good. A file that was refused changes nothing about what is in force; nothing of it is quoted, for anybody may ask this.
+fn routing_finding(ours: u64, newest: Option<u64>, is_refused: bool) -> Finding {
     let newer = newest.filter(|newest| *newest > ours);
-    Finding {
-        name: "routing",
-        is_ok: newer.is_none(),
-        detail: newer.map_or_else(|| format!("version {ours} is in force"), |newest| old_routing(ours, newest)),
-        decides: true,
+    let mut detail = newer.map_or_else(|| format!("version {ours} is in force"), |newest| old_routing(ours, newest));
+    if is_refused {
+        detail += "; the file as it stands now was refused, the log and `capgate check` say why";
     }
+    Finding { name: "routing", is_ok: newer.is_none() && !is_refused, detail, decides: newer.is_some() }
+}
+
+/// Never decides: the pair in force goes on.
+fn tls_finding(is_refused: bool) -> Finding {
+    let detail = if is_refused {
+        "certificate and key as they stand now were refused, the pair before stays in force; the log and `capgate check` say why"
+    } else {
+        "as in the files, or not used"
+    };
+    Finding { name: "tls", is_ok: !is_refused, detail: detail.to_owned(), decides: false }
 }
 
 fn old_routing(ours: u64, newest: u64) -> String {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
-use super::{AdminError, write_place};
+use super::{AdminError, Missing, write_place};
 use crate::app::Gateway;
 use crate::domain::cap::Limit;
 use crate::domain::id::{BuyerId, CapId, LeadId, Partition};
@@ -35,7 +35,7 @@ pub(super) async fn table(gateway: &Gateway, only: Option<&BuyerId>) -> Result<V
     if let Some(only) = only {
         buyers.retain(|buyer| buyer.id == *only);
         if buyers.is_empty() {
-            return Err(AdminError::NotFound);
+            return Err(AdminError::NotFound(Missing::Buyer));
         }
     }
     let open = open_units(gateway).await?;
@@ -104,8 +104,8 @@ pub(super) async fn leads(
     after: Option<&AttemptPlace>,
 ) -> Result<Value, AdminError> {
     let routing = gateway.routing();
-    let known = routing.compiled.routing().buyers.get(buyer).ok_or(AdminError::NotFound)?;
-    let limit = known.caps.iter().find(|known| known.id == *cap).ok_or(AdminError::NotFound)?;
+    let known = routing.compiled.routing().buyers.get(buyer).ok_or(AdminError::NotFound(Missing::Buyer))?;
+    let limit = known.caps.iter().find(|known| known.id == *cap).ok_or(AdminError::NotFound(Missing::Cap))?;
     let window = gateway.windows.window(known, limit, gateway.store.now());
     let row = |lead: LeadId, state: &str, units: u64, at: Timestamp| json!({ "lead_id": lead.to_string(), "state": state, "amount": shown(limit.limit, units), "at": at.to_string() });
     let mut rows = Vec::new();

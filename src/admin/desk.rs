@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use serde_json::{Value, json};
 
-use super::{AdminDesk, AdminError, ReadyCheck, write_place};
+use super::{AdminDesk, AdminError, Missing, ReadyCheck, ReloadProblem, write_place};
 use crate::app::reload::{Reloaded, reload_now};
 use crate::desk::Desk;
 use crate::domain::id::{BuyerId, CapId, LeadId};
@@ -23,7 +23,7 @@ impl From<LedgerError> for AdminError {
 impl From<ResolveError> for AdminError {
     fn from(error: ResolveError) -> Self {
         match error {
-            ResolveError::NotFound => Self::NotFound,
+            ResolveError::NotFound => Self::NotFound(Missing::Attempt),
             ResolveError::Conflict(why) => Self::Conflict(why),
             ResolveError::Away(error) => Self::Unavailable(error.to_string()),
         }
@@ -84,18 +84,23 @@ impl AdminDesk for Desk {
 
     async fn set_paused(&self, buyer: BuyerId, is_paused: bool) -> Result<(), AdminError> {
         if !self.gateway.routing().compiled.routing().buyers.contains_key(&buyer) {
-            return Err(AdminError::NotFound);
+            return Err(AdminError::NotFound(Missing::Buyer));
         }
         self.gateway.ledger.set_paused(&buyer, is_paused).await?;
         self.gateway.set_paused(self.gateway.ledger.paused_buyers().await?);
         Ok(())
     }
 
-    async fn reload(&self) -> Result<(), Vec<String>> {
-        match reload_now(&self.gateway).await {
-            Reloaded::InForce { .. } | Reloaded::Unchanged => Ok(()),
-            Reloaded::Refused(problems) => Err(problems),
-        }
+    async fn reload(&self) -> Result<(), Vec<ReloadProblem>> {
+        let reloaded = reload_now(&self.gateway).await;
+        let lines = match reloaded.routing {
+            Reloaded::InForce { .. } | Reloaded::Unchanged => Vec::new(),
+            Reloaded::Refused(lines) => lines,
+        };
+        let routing = lines.into_iter().map(|line| ReloadProblem { part: "routing", line });
+        let tls = reloaded.tls.map(|line| ReloadProblem { part: "tls", line });
+        let problems: Vec<_> = routing.chain(tls).collect();
+        if problems.is_empty() { Ok(()) } else { Err(problems) }
     }
 
     async fn doubts(&self, buyer: BuyerId, after: Option<AttemptPlace>) -> Result<Value, AdminError> {
@@ -103,7 +108,7 @@ impl AdminDesk for Desk {
         let is_known = self.gateway.routing().compiled.routing().buyers.contains_key(&buyer);
         // A buyer that the routing no longer has may have left doubts behind.
         if doubts.is_empty() && after.is_none() && !is_known {
-            return Err(AdminError::NotFound);
+            return Err(AdminError::NotFound(Missing::Buyer));
         }
         let next = doubts.last().filter(|_| doubts.len() == DOUBTS_MAX).map(|last| write_place(&last.place));
         let row = |doubt: &DoubtRow| {

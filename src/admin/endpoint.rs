@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use super::reply::{self, Refusal};
-use super::{AdminDesk, AdminError, read_place};
+use super::{AdminDesk, AdminError, Missing, read_place};
 use crate::domain::id::{BuyerId, CapId, LeadId};
 use crate::domain::routing::Secret;
 use crate::intake::auth::bearer_token;
@@ -81,6 +81,10 @@ impl Handler for Endpoint {
             HeadFault::TimedOut => Refusal::HeadTimeout,
         })
     }
+
+    fn refuse_load(&self) -> Reply {
+        reply::refused(&Refusal::Desk(AdminError::Unavailable("too many requests at once".to_owned())))
+    }
 }
 
 impl Endpoint {
@@ -119,7 +123,7 @@ impl Endpoint {
             }
             Route::Lead(lead) => {
                 let found = in_time(self.desk.lead(lead_id(lead)?)).await??;
-                found.map(|value| reply::done(&value)).ok_or(Refusal::Desk(AdminError::NotFound))
+                found.map(|value| reply::done(&value)).ok_or(Refusal::Desk(AdminError::NotFound(Missing::Lead)))
             }
             Route::Pause { buyer, is_paused } => {
                 let buyer = buyer_id(buyer)?;
@@ -205,11 +209,11 @@ fn after(uri: &Uri) -> Result<Option<AttemptPlace>, Refusal> {
 
 /// What is no id names nobody.
 fn buyer_id(text: &str) -> Result<BuyerId, Refusal> {
-    BuyerId::new(text).map_err(|_| Refusal::Desk(AdminError::NotFound))
+    BuyerId::new(text).map_err(|_| Refusal::Desk(AdminError::NotFound(Missing::Buyer)))
 }
 
 fn lead_id(text: &str) -> Result<LeadId, Refusal> {
-    text.parse().map_err(|_| Refusal::Desk(AdminError::NotFound))
+    text.parse().map_err(|_| Refusal::Desk(AdminError::NotFound(Missing::Lead)))
 }
 
 async fn resolution(body: &mut Body) -> Result<Resolution, Refusal> {

@@ -26,7 +26,7 @@ mod reply;
 /// One thing that must hold for leads to be taken.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ReadyCheck {
-    /// `store`, `life`, `clock`, `ledger`, `journal`, `draining`.
+    /// `store`, `setup`, `life`, `clock`, `routing`, `tls`, `ledger`, `journal`, `draining`.
     pub name: &'static str,
     /// Does it hold?
     pub ok: bool,
@@ -37,12 +37,29 @@ pub struct ReadyCheck {
     pub decides: bool,
 }
 
+/// What was named and is not there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Missing {
+    /// By the routing in force.
+    #[error("there is no such buyer in the routing in force")]
+    Buyer,
+    /// The buyer is there.
+    #[error("the buyer has no such cap; `GET /v1/caps?buyer=` lists those that it has")]
+    Cap,
+    /// In the books.
+    #[error("there is no such lead in the books; a lead is there a moment after its answer")]
+    Lead,
+    /// The lead may be there.
+    #[error("there is no such lead in the books, or it was never offered to this buyer")]
+    Attempt,
+}
+
 /// Why an operator's wish was not done.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AdminError {
-    /// No such buyer, cap or lead. Nothing happened.
-    #[error("not found")]
-    NotFound,
+    /// No such thing. Nothing happened.
+    #[error("{0}")]
+    NotFound(Missing),
     /// It contradicts how things stand. Nothing happened.
     #[error("conflict: {0}")]
     Conflict(String),
@@ -52,6 +69,15 @@ pub enum AdminError {
     /// This gateway cannot do it.
     #[error("not available")]
     NotAvailableYet,
+}
+
+/// One thing that is wrong with what was to be reloaded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReloadProblem {
+    /// `routing` or `tls`.
+    pub part: &'static str,
+    /// File, place, and what would be right.
+    pub line: String,
 }
 
 /// A place in a list of attempts, as `next` and `after` carry it: microseconds and lead.
@@ -89,8 +115,9 @@ pub trait AdminDesk: Send + Sync {
     /// Pauses or resumes a buyer, on every gateway and across restarts.
     async fn set_paused(&self, buyer: BuyerId, is_paused: bool) -> Result<(), AdminError>;
 
-    /// Reads the routing file again; the problems when it was refused and the old routing stays.
-    async fn reload(&self) -> Result<(), Vec<String>>;
+    /// Reads the routing file, and the certificate, again; the problems when one was refused and the old one stays. Each is
+    /// taken or refused on its own.
+    async fn reload(&self) -> Result<(), Vec<ReloadProblem>>;
 
     /// A buyer's attempts in doubt, from the oldest on, page by page: `{"doubts":[...],"next":...}`, where `next` is what
     /// the next page comes after, or null.
@@ -115,7 +142,7 @@ const LIMITS: server::Limits = server::Limits {
 /// Serves operators until `stop`. Without a token everything is open; the configuration allows that on loopback only.
 pub async fn serve(listener: TcpListener, desk: Arc<dyn AdminDesk>, token: Option<Secret>, stop: CancellationToken) {
     let endpoint = Arc::new(endpoint::Endpoint::new(desk, token.as_ref()));
-    server::run(listener, LIMITS, endpoint, stop).await;
+    server::run(listener, None, LIMITS, endpoint, stop).await;
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use http::header::{ALLOW, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, WW
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{AdminError, ReadyCheck};
+use super::{AdminError, ReadyCheck, ReloadProblem};
 use crate::intake::refusal::FieldProblem;
 use crate::intake::reply::{json, problem};
 use crate::intake::server::Reply;
@@ -31,8 +31,8 @@ pub(super) enum Refusal {
     TooLarge,
     /// The body did not come in time.
     BodyTimeout,
-    /// The new routing was refused.
-    InvalidRouting(Vec<String>),
+    /// The new routing was refused, or the new certificate.
+    InvalidRouting(Vec<ReloadProblem>),
     /// The desk's word.
     Desk(AdminError),
     /// The desk did not answer in time; what was asked for goes on.
@@ -80,9 +80,8 @@ pub(super) fn refused(refusal: &Refusal) -> Reply {
         ),
         Refusal::FromWebPage => problem(StatusCode::FORBIDDEN, "forbidden", "web pages may not call this", &[]),
         Refusal::NotFound => problem(StatusCode::NOT_FOUND, "not_found", "there is no such path", &[]),
-        Refusal::Desk(AdminError::NotFound) => {
-            let detail = "there is no such buyer, cap or lead; a lead is in the books a moment after its answer";
-            problem(StatusCode::NOT_FOUND, "not_found", detail, &[])
+        Refusal::Desk(AdminError::NotFound(missing)) => {
+            problem(StatusCode::NOT_FOUND, "not_found", &missing.to_string(), &[])
         }
         Refusal::MethodNotAllowed(allowed) => with(
             problem(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "this path does not take this method", &[]),
@@ -101,8 +100,13 @@ pub(super) fn refused(refusal: &Refusal) -> Reply {
             problem(StatusCode::REQUEST_TIMEOUT, "request_timeout", "the body did not come in time", &[])
         }
         Refusal::InvalidRouting(problems) => {
-            let errors: Vec<_> = problems.iter().map(|problem| FieldProblem::new("routing", problem)).collect();
-            let detail = "the routing was refused; the one before stays in force";
+            let errors: Vec<_> = problems.iter().map(|it| FieldProblem::new(it.part, &it.line)).collect();
+            let is_routing = problems.iter().any(|problem| problem.part == "routing");
+            let detail = if is_routing {
+                "the routing was refused; the one before stays in force"
+            } else {
+                "the certificate was refused; the one before stays in force, the routing is the one in the file"
+            };
             problem(StatusCode::UNPROCESSABLE_ENTITY, "invalid_routing", detail, &errors)
         }
         Refusal::Desk(AdminError::Conflict(detail)) => problem(StatusCode::CONFLICT, "conflict", detail, &[]),

@@ -13,7 +13,7 @@ const LEAD: &str = "0195a0c2-7d3e-7c4b-8a1f-0242ac120002";
 struct Desk {
     did: Mutex<Vec<String>>,
     checks: Mutex<Vec<ReadyCheck>>,
-    problems: Mutex<Vec<String>>,
+    problems: Mutex<Vec<ReloadProblem>>,
 }
 
 impl Desk {
@@ -27,7 +27,7 @@ impl Desk {
             "busy" => Err(AdminError::Conflict("it is not in doubt".into())),
             "away" => Err(AdminError::Unavailable("the ledger is away".into())),
             "later" => Err(AdminError::NotAvailableYet),
-            _ => Err(AdminError::NotFound),
+            _ => Err(AdminError::NotFound(Missing::Buyer)),
         }
     }
 }
@@ -56,7 +56,7 @@ impl AdminDesk for Desk {
         self.note(format!("{buyer} {is_paused}"));
         Ok(())
     }
-    async fn reload(&self) -> Result<(), Vec<String>> {
+    async fn reload(&self) -> Result<(), Vec<ReloadProblem>> {
         let problems = self.problems.lock().clone();
         if problems.is_empty() { Ok(()) } else { Err(problems) }
     }
@@ -222,13 +222,14 @@ async fn a_doubt_is_resolved_by_a_strict_body() {
 #[tokio::test]
 async fn a_refused_routing_lists_its_problems() {
     let admin = Admin::start(None).await;
-    *admin.desk.problems.lock() = vec!["buyer sunco: cap is negative".into(), "no campaign".into()];
+    let problem = |part, line: &str| ReloadProblem { part, line: line.to_owned() };
+    *admin.desk.problems.lock() = vec![problem("routing", "buyer sunco: cap is negative"), problem("tls", "no key")];
     let (status, answer) = admin.ask("POST /v1/reload", "", "").await;
     assert_eq!(status, 422);
     let body: Value = serde_json::from_str(answer.split("\r\n\r\n").nth(1).unwrap()).unwrap();
     assert_eq!(body["code"], "invalid_routing");
     assert_eq!(body["errors"][0]["problem"], "buyer sunco: cap is negative");
-    assert_eq!(body["errors"][1]["problem"], "no campaign");
+    assert_eq!(body["errors"][1]["field"], "tls");
 }
 
 #[tokio::test]

@@ -1,10 +1,11 @@
-//! A new routing file comes into force whole or not at all (F87); leads in flight keep the one they started with.
+//! A new routing file comes into force whole or not at all (F87); leads in flight keep the one they started with. The certificate
+//! of the intake listener is looked at on the same occasions.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Gateway, RoutingInForce};
-use crate::config::{FileWatch, Problem, ProcessEnvironment, Reload};
+use crate::config::{FileWatch, Problem, ProcessEnvironment, Reload, Tls};
 use crate::domain::routing::Routing;
 use crate::settle::seed::warm_up;
 use crate::telemetry::ReloadResult;
@@ -18,7 +19,7 @@ const CATCH_UP_EVERY: Duration = Duration::from_millis(500);
 /// How long a lead waits for that.
 const CATCH_UP_PATIENCE: Duration = Duration::from_secs(1);
 
-/// What became of a reload.
+/// What became of a reload of the routing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reloaded {
     /// A new routing is in force.
@@ -32,9 +33,48 @@ pub enum Reloaded {
     Refused(Vec<String>),
 }
 
+/// What became of a reload of everything that can be reloaded; each part is taken or refused on its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReloadedAll {
+    /// The routing file.
+    pub routing: Reloaded,
+    /// What is wrong with the new certificate or its key; the pair in force stays.
+    pub tls: Option<String>,
+}
+
 impl Gateway {
+    /// Reads the files of certificate and key again, where there are such. Blocks on the files.
+    ///
+    /// # Errors
+    /// What is wrong with them; the pair in force stays, and so do connections.
+    pub fn reload_tls(&self) -> Result<(), String> {
+        let Some(tls) = &self.config.intake.tls else { return Ok(()) };
+        let read = tls.reload();
+        self.status.tls_read(read.is_ok());
+        match read {
+            Ok(is_new) => {
+                if is_new {
+                    self.telemetry.routing.reload.count(ReloadResult::Ok);
+                    tracing::info!("a new certificate is in force");
+                }
+                Ok(())
+            }
+            Err(problem) => {
+                self.telemetry.routing.reload.count(ReloadResult::Refused);
+                tracing::error!("certificate refused; the one in force stays: {problem}");
+                Err(problem.to_string())
+            }
+        }
+    }
+
     /// Reads the routing file again and puts it in force if it is good and its version rises. Blocks on the file.
     pub fn reload(&self) -> Reloaded {
+        let reloaded = self.reload_routing();
+        self.status.routing_read(!matches!(reloaded, Reloaded::Refused(_)));
+        reloaded
+    }
+
+    fn reload_routing(&self) -> Reloaded {
         // Held until the routing is in force: two reloads at once must not swap their order.
         let mut file = self.routing_file.lock();
         match file.reload(&ProcessEnvironment) {
@@ -87,7 +127,9 @@ pub async fn catch_up(gateway: &Arc<Gateway>, version: u64) -> Option<Arc<Routin
         let mut last = gateway.caught_up.lock().await;
         let is_due = last.is_none_or(|(at, wanted)| wanted < version || at.elapsed() >= CATCH_UP_EVERY);
         if in_force().is_none() && is_due {
-            reload_now(gateway).await;
+            let blocking = gateway.clone();
+            // A panic has found nothing, and the next lead asks again.
+            let _ = tokio::task::spawn_blocking(move || blocking.reload()).await;
             *last = Some((Instant::now(), version));
         }
     };
@@ -103,19 +145,21 @@ pub fn log_warnings(warnings: &[Problem]) {
     }
 }
 
-/// Reads the file again without holding up a worker that serves leads.
-pub async fn reload_now(gateway: &Arc<Gateway>) -> Reloaded {
+/// Reads all files again without holding up a worker that serves leads.
+pub async fn reload_now(gateway: &Arc<Gateway>) -> ReloadedAll {
     let blocking = gateway.clone();
-    match tokio::task::spawn_blocking(move || blocking.reload()).await {
+    let all = move || ReloadedAll { tls: blocking.reload_tls().err(), routing: blocking.reload() };
+    match tokio::task::spawn_blocking(all).await {
         Ok(reloaded) => reloaded,
-        Err(_) => Reloaded::Refused(vec!["the reload was cut short".to_owned()]),
+        Err(_) => ReloadedAll { routing: Reloaded::Refused(vec!["the reload was cut short".to_owned()]), tls: None },
     }
 }
 
-/// Watches the file until the process drains.
+/// Watches the files until the process drains.
 pub async fn run(gateway: Arc<Gateway>) {
-    let path = gateway.routing_file.lock().path().to_owned();
-    let mut watch = FileWatch::new(&path);
+    let mut watches = vec![FileWatch::new(gateway.routing_file.lock().path())];
+    // A pair of files is never replaced at one instant: what is refused between the two is looked at again with the second.
+    watches.extend(gateway.config.intake.tls.iter().flat_map(Tls::files).map(FileWatch::new));
     loop {
         let is_wanted = tokio::select! {
             () = gateway.shutdown.draining.cancelled() => return,
@@ -124,7 +168,9 @@ pub async fn run(gateway: Arc<Gateway>) {
                 gateway.tasks.spawn(warm_up(gateway.clone()));
                 false
             }
-            () = tokio::time::sleep(EVERY) => watch.has_settled_change(),
+            () = tokio::time::sleep(EVERY) => {
+                watches.iter_mut().fold(false, |is_wanted, watch| watch.has_settled_change() || is_wanted)
+            }
         };
         if is_wanted {
             reload_now(&gateway).await;

@@ -1,6 +1,8 @@
 //! The environment: `CAPGATE_SECTION__KEY` overrides a key of `capgate.toml`.
 
-use super::tree::{Entry, Node, Place, Source, Table, Value};
+use std::sync::Arc;
+
+use super::tree::{self, Entry, Node, Place, Source, Table, Value};
 
 /// First part of the names of variables that override a key.
 const PREFIX: &str = "CAPGATE_";
@@ -62,8 +64,19 @@ pub(super) fn overrides(env: &dyn Environment, keys: &[(&'static str, &[&'static
             place: place.clone(),
             node: Node { value, place: place.clone() },
         };
-        let inner = Table { entries: vec![entry(key, Value::Loose(value))] };
+        let value = inline_table(&value, &place.source).unwrap_or(Value::Loose(value));
+        let inner = Table { entries: vec![entry(key, value)] };
         root.overlay(Table { entries: vec![entry(section, Value::Table(inner))] });
     }
     root
+}
+
+/// `{ key = value, ... }` for a key that is a table.
+fn inline_table(text: &str, source: &Arc<Source>) -> Option<Value> {
+    if !text.trim_start().starts_with('{') {
+        return None;
+    }
+    let whole = tree::parse(&format!("table = {}", text.trim()), source).ok()?;
+    let value = whole.entries.into_iter().next().map(|entry| entry.node.value);
+    value.filter(|value| matches!(value, Value::Table(_)))
 }

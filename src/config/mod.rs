@@ -21,12 +21,14 @@ mod reload;
 mod request;
 mod routing;
 mod secret;
+mod tls;
 mod tree;
 
 pub use env::{Environment, ProcessEnvironment};
 pub use problem::{Problem, Problems, Severity};
 pub use process::DEFAULTS;
 pub use reload::{FileWatch, Reload, RoutingFile};
+pub use tls::Tls;
 
 /// `capgate.toml`, or the built-in defaults, with the environment's overrides.
 ///
@@ -105,6 +107,8 @@ pub struct IntakeConfig {
     pub connections_max: usize,
     /// Above it: 503.
     pub leads_in_flight_max: usize,
+    /// Absent: plain HTTP.
+    pub tls: Option<Tls>,
 }
 
 /// `[admin]`

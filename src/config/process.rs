@@ -9,7 +9,7 @@ use super::item::{Desk, Item, Reader};
 use super::problem::Problems;
 use super::tree::{self, Place, Source, Table};
 use super::{
-    AdminConfig, Config, ForwardConfig, IntakeConfig, LedgerConfig, LedgerUrl, ReconcileConfig, StoreConfig, StoreUrl,
+    AdminConfig, Config, ForwardConfig, IntakeConfig, LedgerConfig, LedgerUrl, ReconcileConfig, StoreConfig, StoreUrl, Tls,
 };
 
 /// `config/capgate.default.toml`: every key, its default and what it means.
@@ -126,8 +126,8 @@ fn intake(reader: Reader<'_>) -> IntakeConfig {
         idle_timeout: millis(&reader, "idle_timeout_ms", (1, 3_600_000), 60_000),
         connections_max: count(&reader, "connections_max", (1, 1_000_000), 10_000),
         leads_in_flight_max: count(&reader, "leads_in_flight_max", (1, 1_000_000), 5000),
+        tls: reader.table("tls").and_then(Tls::read),
     };
-    reader.not_available_yet("tls");
     reader.finish();
     config
 }

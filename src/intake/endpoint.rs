@@ -76,6 +76,10 @@ impl Handler for Endpoint {
             HeadFault::TimedOut => Refusal::HeadTimeout,
         })
     }
+
+    fn refuse_load(&self) -> Reply {
+        self.refuse(&Refusal::Unavailable("too many requests at once"))
+    }
 }
 
 impl Endpoint {

@@ -142,5 +142,6 @@ pub async fn serve(
         drain_within,
     };
     let endpoint = Arc::new(endpoint::Endpoint::new(desk, config, telemetry));
-    server::run(listener, limits, endpoint, stop).await;
+    let tls = config.tls.as_ref().map(|tls| tls.server().into());
+    server::run(listener, tls, limits, endpoint, stop).await;
 }

@@ -101,7 +101,7 @@ key = 1
             (2, "intake.listen"),
             (3, "intake.answer_within_ms"),
             (4, "intake.body_bytes_max"),
-            (5, "intake.tls"),
+            (5, "intake.tls.cert"),
             (7, "store.url"),
             (8, "store.partitions"),
             (9, "store.prefix"),
@@ -114,7 +114,7 @@ key = 1
             (20, "extra"),
         ]
     );
-    assert!(problems.0[3].wrong.contains("not available yet"));
+    assert!(problems.0[3].wrong.contains("cannot be read"));
     assert!(problems.0[2].to_string().contains("= -1: is negative; right would be: a whole number from 1 to 16777216"));
 }
 
@@ -215,4 +215,38 @@ fn f10_two_store_calls_that_outlast_the_answer_are_warned_about() {
     let problems = config::check(Some(&path), &Vars::default());
     assert_eq!(problems.errors(), 0, "{problems}");
     assert_keys(&problems, &["store.command_timeout_ms", "publisher[a].keys_sha256"]);
+}
+
+#[test]
+fn a_pair_of_certificate_and_key_is_read_relative_to_its_file_or_from_the_environment() {
+    let folder = Folder::new();
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
+    let (cert, key) = (made.cert.pem(), made.signing_key.serialize_pem());
+    let (cert_path, key_path) = (folder.write("cert.pem", &cert), folder.write("key.pem", &key));
+    let load = |text: &str, env: &Vars| config::load(Some(&folder.write("capgate.toml", text)), env);
+    let files = |text: &str, env: &Vars| {
+        let tls = load(text, env).unwrap_or_else(|problems| panic!("{text}: {problems}")).intake.tls.expect("TLS");
+        tls.files().iter().map(|path| path.to_path_buf()).collect::<Vec<_>>()
+    };
+    let both = vec![cert_path.clone(), key_path.clone()];
+    let none = Vars::default();
+    assert_eq!(files("[intake]\ntls = { cert = \"cert.pem\", key = \"file:key.pem\" }\n", &none), both);
+    assert_eq!(files("[intake.tls]\ncert = \"file:cert.pem\"\nkey = \"file:key.pem\"\n", &none), both);
+    // A key in the environment is no file to watch.
+    let variable = Vars(vec![("THE_KEY", key.clone().leak())]);
+    assert_eq!(files("[intake]\ntls = { cert = \"cert.pem\", key = \"env:THE_KEY\" }\n", &variable), both[..1]);
+    let inline = format!("{{ cert = {cert_path:?}, key = \"file:{}\" }}", key_path.display());
+    assert_eq!(files("[store]\n", &Vars(vec![("CAPGATE_INTAKE__TLS", inline.leak())])), both);
+    for (text, at) in [
+        ("tls = { cert = \"cert.pem\" }", "intake.tls.key"),
+        ("tls = { key = \"file:key.pem\" }", "intake.tls.cert"),
+        ("tls = { cert = \"cert.pem\", key = \"key.pem\" }", "intake.tls.key"),
+        ("tls = { cert = \"key.pem\", key = \"file:key.pem\" }", "intake.tls.cert"),
+        ("tls = { cert = \"cert.pem\", key = \"file:key.pem\", ca = \"x\" }", "intake.tls.ca"),
+        ("tls = true", "intake.tls"),
+    ] {
+        let problems = load(&format!("[intake]\n{text}\n"), &none).expect_err(text);
+        assert_eq!(only_error(&problems, at).key, at, "{text}: {problems}");
+        assert!(!problems.to_string().contains("BEGIN"), "P9: {problems}");
+    }
 }

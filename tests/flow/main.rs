@@ -54,5 +54,7 @@ mod store_setup;
 #[cfg(feature = "server-tests")]
 mod strained;
 mod timeouts;
+mod tls;
+mod twins;
 mod upkeep;
 mod zones;

@@ -59,6 +59,10 @@ async fn f87_a_broken_routing_file_changes_nothing_and_a_good_one_everything() {
             .unwrap_or_else(|error| panic!("{what}: {error}"));
         assert_eq!(answer.status().as_u16(), 422, "{what}");
     }
+    let ready = get(&client(), gateway.admin, "/readyz").await;
+    let check = ready.json()["checks"].as_array().and_then(|all| all.iter().find(|it| it["name"] == "routing").cloned());
+    let check = check.expect("a check of that name");
+    assert_eq!((ready.status, check["ok"].as_bool()), (200, Some(false)), "told, and ready all the same: {check}");
     assert_eq!(sold(&gateway, 2).await, "sold", "the routing in force stays");
     assert_eq!(sold(&gateway, 3).await, "capped", "with its cap");
     let metrics = String::from_utf8_lossy(&get(&client(), gateway.admin, "/metrics").await.bytes).into_owned();
@@ -70,6 +74,8 @@ async fn f87_a_broken_routing_file_changes_nothing_and_a_good_one_everything() {
     .await;
     assert_eq!(sold(&gateway, 4).await, "sold", "F12: a raised cap works at once and the count is kept");
     assert_eq!(sold(&gateway, 5).await, "capped");
+    let checks = get(&client(), gateway.admin, "/readyz").await.json()["checks"].clone();
+    assert!(checks.as_array().is_some_and(|all| all.iter().all(|check| check["ok"] == true)), "{checks}");
     gateway.app.shut_down().await;
 }
 
@@ -203,7 +209,7 @@ async fn f91_readiness_lists_its_checks() {
     let ready = answer.json();
     assert_eq!(ready["ready"], true);
     let names: Vec<_> = ready["checks"].as_array().expect("checks").iter().map(|check| check["name"].clone()).collect();
-    assert_eq!(names, ["store", "setup", "life", "clock", "routing", "ledger", "journal", "draining"]);
+    assert_eq!(names, ["store", "setup", "life", "clock", "routing", "tls", "ledger", "journal", "draining"]);
     gateway.app.gateway.shutdown.draining.cancel();
     let draining = get(&client(), gateway.admin, "/readyz").await;
     assert_eq!((draining.status, draining.json()["ready"].as_bool()), (503, Some(false)));

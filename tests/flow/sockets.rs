@@ -23,7 +23,7 @@ fn proc(process: &Process, file: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{}/{file}", process.pid()))
 }
 
-fn descriptors(process: &Process) -> usize {
+pub fn descriptors(process: &Process) -> usize {
     std::fs::read_dir(proc(process, "fd")).expect("the gateway runs").count()
 }
 

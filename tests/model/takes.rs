@@ -68,6 +68,7 @@ impl<B: Bench> Walk<B> {
                 Refusal::NewLife => panic!("no life has ended"),
                 Refusal::OtherWindow { .. } => panic!("no zone has changed"),
                 Refusal::Underway => panic!("each lead has one walk"),
+                Refusal::Duplicate { .. } | Refusal::AskBooks => panic!("no buyer asks who the person is"),
             });
         }
         if let Some(index) = reply.taken {

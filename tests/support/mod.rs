@@ -18,6 +18,7 @@ use capgate::ledger::{LeadDetail, SharedLedger, Totals};
 use serde_json::Value;
 
 mod outage;
+pub mod tls;
 
 #[cfg(feature = "server-tests")]
 pub use outage::Proxy;

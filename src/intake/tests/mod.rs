@@ -5,4 +5,5 @@ pub(crate) mod support;
 mod api;
 mod buyers;
 mod hostile;
+mod secure;
 mod shutdown;

@@ -235,6 +235,7 @@ pub(crate) fn config() -> IntakeConfig {
         idle_timeout: Duration::from_mins(1),
         connections_max: 10_000,
         leads_in_flight_max: 5_000,
+        tls: None,
     }
 }
 

@@ -1,4 +1,4 @@
-//! The TCP stream under the HTTP library: hands over what [`Wire`] allows, and owns the clocks of a connection.
+//! The stream under the HTTP library, TCP or TLS over it: hands over what [`Wire`] allows, and owns the clocks of a connection.
 
 use std::io;
 use std::pin::Pin;
@@ -7,7 +7,6 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
 use super::head::{HeadFault, fault_of};
@@ -32,9 +31,9 @@ pub struct Patience {
 /// Makes the whole answer, as bytes of HTTP/1.1, to a head that was refused.
 pub type RefuseHead = Arc<dyn Fn(HeadFault) -> Vec<u8> + Send + Sync>;
 
-/// A TCP stream that keeps the rules of this module.
-pub struct Socket {
-    stream: TcpStream,
+/// A stream that keeps the rules of this module.
+pub struct Socket<S> {
+    stream: S,
     wire: Arc<Wire>,
     patience: Patience,
     /// Read from the kernel and not handed over yet.
@@ -48,15 +47,15 @@ pub struct Socket {
     instead: Option<(Vec<u8>, usize)>,
 }
 
-impl std::fmt::Debug for Socket {
+impl<S> std::fmt::Debug for Socket<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Socket").field("stream", &self.stream).field("wire", &self.wire).finish_non_exhaustive()
+        f.debug_struct("Socket").field("wire", &self.wire).finish_non_exhaustive()
     }
 }
 
-impl Socket {
+impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
     /// Wraps an accepted stream.
-    pub fn new(stream: TcpStream, patience: Patience, refuse: RefuseHead) -> (Self, Arc<Wire>) {
+    pub fn new(stream: S, patience: Patience, refuse: RefuseHead) -> (Self, Arc<Wire>) {
         let wire = Arc::new(Wire::new());
         let socket = Self {
             stream,
@@ -103,7 +102,8 @@ impl Socket {
         if matches!(wait, Some(Wait::Head(_))) && self.write_deadline.is_none() {
             // The library knows of no request yet and would close without a word. A peer whose window has no room for a
             // few hundred bytes gets none.
-            let _ = self.stream.try_write(&(self.refuse)(HeadFault::TimedOut));
+            let _ = Pin::new(&mut self.stream).poll_write(cx, &(self.refuse)(HeadFault::TimedOut));
+            let _ = Pin::new(&mut self.stream).poll_flush(cx);
         }
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
@@ -145,7 +145,7 @@ impl Socket {
     }
 }
 
-impl AsyncRead for Socket {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Socket<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
         let wire = Arc::clone(&this.wire);
@@ -177,7 +177,7 @@ impl AsyncRead for Socket {
     }
 }
 
-impl AsyncWrite for Socket {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Socket<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let instead = self.poll_instead(buf, buf.len(), cx);
         let written = instead.unwrap_or_else(|| Pin::new(&mut self.stream).poll_write(cx, buf));
@@ -200,13 +200,16 @@ impl AsyncWrite for Socket {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        // What TLS has taken and TCP has not is still to be written.
+        let flushed = Pin::new(&mut self.stream).poll_flush(cx);
+        self.poll_stalled(flushed, cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
         if this.lingering.is_none() {
-            ready!(Pin::new(&mut this.stream).poll_shutdown(cx))?;
+            let shut = Pin::new(&mut this.stream).poll_shutdown(cx);
+            ready!(this.poll_stalled(shut, cx))?;
             let state = this.wire.0.lock();
             if !(state.is_spoiled || state.is_overlong || !state.head.is_empty()) {
                 return Poll::Ready(Ok(()));
