@@ -142,6 +142,42 @@ fn a_rule_about_duplicates_is_whole_or_refused() {
 }
 
 #[test]
+fn a_field_name_that_is_nearly_a_known_one_is_warned_of() {
+    let warned = |more: &str| {
+        let text = format!("[[buyer]]\nid = \"b\"\nurl = \"https://b.example/\"\n{more}\n");
+        let (_, warnings) = routing_of(&text).expect("good");
+        warnings.iter().any(|warning| warning.wrong.contains("close to"))
+    };
+    for misspelt in [
+        "duplicates = { fields = [\"phnoe\"], days = 30 }",
+        "request = { fields = { a = \"frist_name\" } }",
+        "filter = { where = [{ field = \"emial\", present = true }] }",
+    ] {
+        assert!(warned(misspelt), "{misspelt}");
+    }
+    for meant in [
+        "duplicates = { fields = [\"phone_number\", \"homeowner\"], days = 30 }",
+        "request = { fields = { a = \"phone2\", b = \"age\", c = \"$lead_id\", d = \"=emial\" } }",
+        "filter = { where = [{ field = \"zip_code\", present = true }] }",
+    ] {
+        assert!(!warned(meant), "{meant}");
+    }
+}
+
+#[test]
+fn a_breaker_has_defaults_and_bounds() {
+    use capgate::domain::routing::BreakerRule;
+
+    assert_eq!(buyer("").breaker, BreakerRule::default());
+    let rule = buyer("breaker = { failures = 3, rest_s = 60 }").breaker;
+    assert_eq!((rule.failures, rule.rest.as_secs()), (3, 60));
+    assert_eq!(buyer("breaker = { failures = 0 }").breaker.failures, 0);
+    for (rule, key) in [("{ failures = -1 }", "failures"), ("{ rest_s = 0 }", "rest_s"), ("{ rest_s = 3601 }", "rest_s"), ("{ rate = 1 }", "rate")] {
+        only_error(&buyer_problems(&format!("breaker = {rule}")), &format!("buyer[sunco].breaker.{key}"));
+    }
+}
+
+#[test]
 fn what_was_agreed_about_returns_arrives() {
     let (one, two) = ("ab".repeat(32), "cd".repeat(32));
     let keys = format!("keys_sha256 = [\"{one}\", \"{two}\"]\n");

@@ -72,11 +72,12 @@ async fn twins(place: Place, gateways: usize) {
     }
     let ledger = place.ledger().await;
     let intakes: Arc<Vec<_>> = Arc::new(running.iter().map(|gateway| gateway.intake).collect());
+    let publisher = client();
     let posts = (0..TWINS).map(|twin| {
-        let intakes = intakes.clone();
+        let (intakes, publisher) = (intakes.clone(), publisher.clone());
         tokio::spawn(async move {
             let intake = intakes[twin % intakes.len()];
-            post_until_taken(&client(), intake, &format!("twin{twin}"), &of_one_person(twin)).await.lead()
+            post_until_taken(&publisher, intake, &format!("twin{twin}"), &of_one_person(twin)).await.lead()
         })
     });
     let mut leads = Vec::new();
@@ -85,23 +86,28 @@ async fn twins(place: Place, gateways: usize) {
     }
     let [first] = sold(&ledger, &leads).await.try_into().expect("exactly one sale");
     assert_eq!(stub.stats("/sunco").received, 1, "nobody else was offered to it");
-    assert_eq!(stub.stats("/picky").received as usize, TWINS, "a refusal blocks nobody");
+    // While it has not answered yet it may be about to have the person: some of the twins are not offered to it.
+    let refused = stub.stats("/picky").received;
+    assert!((1..=TWINS as u64).contains(&refused), "{refused}");
     assert_eq!((used(&running[0], "sunco").await, used(&running[0], "picky").await), ("1".into(), "0".into()));
     is_had_by(&running[0], &ledger, "again", 7, first).await;
+    assert_eq!(stub.stats("/picky").received, refused + 1, "a refusal blocks nobody");
     // Another person is another one.
     let other = post_until_taken(&client(), running[0].intake, "other", &lead(2)).await.lead();
     assert_eq!(closed(&ledger, other).await.lead.status, LeadStatus::Sold);
 
     // What the buyer calls the lead is told to operators, and to nobody else.
     let shown = get(&client(), running[0].admin, &format!("/v1/leads/{first}")).await.json();
-    assert_eq!(shown["attempts"][1]["reference"], "S-1", "{shown}");
+    let attempts = shown["attempts"].as_array().expect("a list");
+    let at_sunco = attempts.iter().find(|attempt| attempt["buyer"] == "sunco").expect("an attempt");
+    assert_eq!(at_sunco["reference"], "S-1", "{shown}");
     let to_publisher = get(&client(), running[0].intake, &format!("/v1/leads/{first}")).await;
     assert!(!String::from_utf8_lossy(&to_publisher.bytes).contains("S-1"));
 
     // A process that starts anew knows it from the journal and the books.
     running.remove(0).app.shut_down().await;
     running.push(place.start(QUICK).await);
-    is_had_by(running.last().expect("it runs"), &ledger, "after the start", 9, first).await;
+    is_had_by(running.last().expect("it runs"), &ledger, "after-the-start", 9, first).await;
     for gateway in running {
         gateway.app.shut_down().await;
     }
@@ -143,7 +149,7 @@ async fn f21_p8_persons_come_back_from_the_books_after_a_loss() {
                 format!("{marked:?}").matches("marked").count() == 2
             })
             .await;
-            is_had_by(gateway, &ledger, "read back", 3, first).await;
+            is_had_by(gateway, &ledger, "read-back", 3, first).await;
         }
     }
     // P9: neither keys nor values tell a number.

@@ -26,6 +26,7 @@ async fn start_over(books: &Books) {
         "gateways",
         "postbacks",
         "returns",
+        "attempt_details",
     ] {
         books.raw.run(&format!("DROP TABLE IF EXISTS {table}")).await;
     }
