@@ -9,7 +9,8 @@ use super::item::{Desk, Item, Reader};
 use super::problem::Problems;
 use super::tree::{self, Place, Source, Table};
 use super::{
-    AdminConfig, Config, ForwardConfig, IntakeConfig, LedgerConfig, LedgerUrl, ReconcileConfig, StoreConfig, StoreUrl, Tls,
+    AdminConfig, Config, ForwardConfig, IntakeConfig, LedgerConfig, LedgerUrl, ReconcileConfig, StoreConfig, StoreUrl,
+    Tls,
 };
 
 /// `config/capgate.default.toml`: every key, its default and what it means.

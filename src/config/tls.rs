@@ -168,6 +168,8 @@ fn pair(cert: &Path, key: &KeySource) -> Result<Arc<CertifiedKey>, Fault> {
         rustls::Error::InvalidCertificate(_) => {
             Fault::Cert(format!("{} begins with something that is no certificate", cert.display()))
         }
-        _ => Fault::Key(format!("{named} holds a private key of a kind that is not supported: use ECDSA, RSA or Ed25519")),
+        _ => Fault::Key(format!(
+            "{named} holds a private key of a kind that is not supported: use ECDSA, RSA or Ed25519"
+        )),
     })
 }

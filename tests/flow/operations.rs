@@ -60,7 +60,8 @@ async fn f87_a_broken_routing_file_changes_nothing_and_a_good_one_everything() {
         assert_eq!(answer.status().as_u16(), 422, "{what}");
     }
     let ready = get(&client(), gateway.admin, "/readyz").await;
-    let check = ready.json()["checks"].as_array().and_then(|all| all.iter().find(|it| it["name"] == "routing").cloned());
+    let check =
+        ready.json()["checks"].as_array().and_then(|all| all.iter().find(|it| it["name"] == "routing").cloned());
     let check = check.expect("a check of that name");
     assert_eq!((ready.status, check["ok"].as_bool()), (200, Some(false)), "told, and ready all the same: {check}");
     assert_eq!(sold(&gateway, 2).await, "sold", "the routing in force stays");

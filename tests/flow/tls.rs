@@ -23,7 +23,8 @@ async fn gateway(place: &Place, pair: &Pair, stub: &StubBuyer, more: &[(&'static
     let patient = "timeout_ms = 30000";
     place.write_routing(&routing(&[BuyerLine { id: "any", url: stub.url("/any"), more: patient, price: "9.00" }]));
     let folder = place.dir.path().display();
-    let value = TLS.1.replace("cert.pem", &format!("{folder}/cert.pem")).replace("key.pem", &format!("{folder}/key.pem"));
+    let value =
+        TLS.1.replace("cert.pem", &format!("{folder}/cert.pem")).replace("key.pem", &format!("{folder}/key.pem"));
     let variables = [&[(TLS.0, &*value.leak())], more].concat();
     let gateway = place.spawn_with("gateway.toml", "", &variables);
     gateway.until_ready().await;
@@ -222,7 +223,8 @@ async fn f57_handshakes_that_do_not_come_give_their_descriptors_back() {
     for number in 0..300 {
         let mut stream = TcpStream::connect(gateway.intake).await.expect("connects");
         // Nothing, half a hello, another protocol.
-        let start: &[u8] = [&b""[..], b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"GET / HTTP/1.1\r\n\r\n"][number % 3];
+        let start: &[u8] =
+            [&b""[..], b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"GET / HTTP/1.1\r\n\r\n"][number % 3];
         stream.write_all(start).await.expect("sends");
         silent.push(stream);
     }
@@ -289,7 +291,8 @@ async fn p3_p7_streams_of_one_connection_are_leads_like_any_other() {
         let answer = tls::post(&http2, &format!("n{number}"), &lead(number)).await.expect("an answer");
         assert!([200, 503].contains(&answer.status) && answer.took < PROMPT, "{answer:?}");
     }
-    let dropped = tokio::time::timeout(Duration::from_mins(1), dropping).await.expect("the flood goes on").expect("it ends");
+    let dropped =
+        tokio::time::timeout(Duration::from_mins(1), dropping).await.expect("the flood goes on").expect("it ends");
     println!("the connection was closed after {dropped} dropped streams");
     let ledger = place.ledger().await;
     until("every lead has its verdict", async || {

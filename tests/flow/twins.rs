@@ -101,7 +101,8 @@ mod on_servers {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn p3_p4_twins_at_three_gateways_have_one_chain_and_one_answer_whatever_is_lost() {
         let server = Server::start(&["--maxmemory-policy", "noeviction"]).await;
-        let stub = StubBuyer::on_loopback(behaviours(&["/a=delay:50:accept", "/b=accept"]), 1).await.expect("a stub buyer");
+        let stub =
+            StubBuyer::on_loopback(behaviours(&["/a=delay:50:accept", "/b=accept"]), 1).await.expect("a stub buyer");
         let mut place = Place::on_redis(server.url()).await;
         place.backing.store_more = "command_timeout_ms = 1000";
         place.write_routing(&routing(&[
@@ -151,7 +152,10 @@ mod on_servers {
         for (key, before) in [("quiet", &quiet), ("killed", &killed)] {
             let (ids, verdicts) = twins(alive, key).await;
             let after = verdict(alive, key).await;
-            assert!(ids.len() <= 1 && after.iter().chain(&verdicts).all(|answer| *answer == before[0]), "{key}: {after:?}");
+            assert!(
+                ids.len() <= 1 && after.iter().chain(&verdicts).all(|answer| *answer == before[0]),
+                "{key}: {after:?}"
+            );
         }
         assert_eq!((stub.stats("/a").received, stub.stats("/b").received), asked, "nothing was posted again");
         let totals = ledger.totals().await.expect("totals");

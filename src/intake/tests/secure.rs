@@ -110,7 +110,9 @@ async fn f57_a_handshake_that_does_not_end_costs_a_socket_for_a_short_time() {
     let config = IntakeConfig { header_timeout: SHORT, connections_max: 4, ..config() };
     let intake = identity.start(config).await;
     // More than may be connected: each must make room for the next.
-    for start in [&b""[..], b"\x16\x03\x01\x02\x00\x01\x00", b"\x16", &good(), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\0"] {
+    for start in
+        [&b""[..], b"\x16\x03\x01\x02\x00\x01\x00", b"\x16", &good(), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\0"]
+    {
         let mut stream = TcpStream::connect(intake.address).await.unwrap();
         stream.write_all(start).await.unwrap();
         tokio::spawn(async move { closed(&mut stream).await });
@@ -161,7 +163,8 @@ async fn http2_without_tls_is_refused_in_words() {
     let answer = intake.ask(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await;
     assert_eq!((answer.status, answer.code().as_str()), (400, "malformed"));
     // Who asks for it by an upgrade goes on in HTTP/1.1.
-    let upgrade = post(LEADS, &[KEY, JSON, "connection: upgrade, http2-settings", "upgrade: h2c", "http2-settings: AA"], GOOD);
+    let upgrade =
+        post(LEADS, &[KEY, JSON, "connection: upgrade, http2-settings", "upgrade: h2c", "http2-settings: AA"], GOOD);
     assert_eq!(intake.ask(&upgrade).await.status, 200);
 }
 
@@ -173,20 +176,29 @@ async fn f58_f63_http2_goes_around_no_check_of_head_or_body() {
     let plain = || head().body(()).unwrap();
     let with = |name: &'static str, value: &'static str| head().header(name, value).body(()).unwrap();
     let length = GOOD.len().to_string();
-    let exact = |times: usize| (0..times).fold(head(), |head, _| head.header("content-length", &length)).body(()).unwrap();
+    let exact =
+        |times: usize| (0..times).fold(head(), |head, _| head.header("content-length", &length)).body(()).unwrap();
     let many = (0..80).fold(head(), |head, number| head.header(format!("x-{number}"), "x")).body(()).unwrap();
     let long = head().header("x-long", "x".repeat(20_000)).body(()).unwrap();
     let cases: Vec<(&str, Request<()>, Vec<u8>, Option<(u16, &str)>)> = vec![
         ("good", plain(), GOOD.to_vec(), Some((200, "sold"))),
         ("with its length", exact(1), GOOD.to_vec(), Some((200, "sold"))),
         ("two lengths", exact(2), GOOD.to_vec(), Some((400, "malformed"))),
-        ("two keys", head().header("idempotency-key", "a").header("idempotency-key", "b").body(()).unwrap(), GOOD.to_vec(),
-            Some((400, "malformed"))),
+        (
+            "two keys",
+            head().header("idempotency-key", "a").header("idempotency-key", "b").body(()).unwrap(),
+            GOOD.to_vec(),
+            Some((400, "malformed")),
+        ),
         ("its own host", with("host", "localhost"), GOOD.to_vec(), Some((200, "sold"))),
         ("another host", with("host", "elsewhere"), GOOD.to_vec(), Some((400, "malformed"))),
         ("many fields", many, GOOD.to_vec(), Some((431, "too_large"))),
-        ("another type", head().header("content-type", "text/plain").body(()).unwrap(), GOOD.to_vec(),
-            Some((415, "unsupported_media_type"))),
+        (
+            "another type",
+            head().header("content-type", "text/plain").body(()).unwrap(),
+            GOOD.to_vec(),
+            Some((415, "unsupported_media_type")),
+        ),
         ("compressed", with("content-encoding", "gzip"), GOOD.to_vec(), Some((415, "unsupported_media_type"))),
         ("a large body", plain(), vec![b' '; 70_000], Some((413, "too_large"))),
         ("no body", plain(), Vec::new(), Some((400, "malformed"))),
@@ -235,7 +247,8 @@ fn field(name: &str, value: &[u8]) -> Vec<u8> {
 async fn f63_what_no_library_sends_over_http2_becomes_no_lead() {
     let identity = Identity::new();
     let intake = identity.start(config()).await;
-    let usual = [(":method", &b"POST"[..]), (":scheme", b"https"), (":authority", b"localhost"), (":path", LEADS.as_bytes())];
+    let usual =
+        [(":method", &b"POST"[..]), (":scheme", b"https"), (":authority", b"localhost"), (":path", LEADS.as_bytes())];
     let key = [("authorization", &b"Bearer acme-key"[..]), ("content-type", b"application/json")];
     let bad: [&[(&str, &[u8])]; 8] = [
         &[],
