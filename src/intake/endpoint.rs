@@ -52,6 +52,7 @@ enum Route<'a> {
     GetLead { lead: &'a str },
     GetOpenApi,
     PostReturn { buyer: &'a str, lead: &'a str },
+    PostDecision { buyer: &'a str, lead: &'a str },
 }
 
 impl Handler for Endpoint {
@@ -64,6 +65,7 @@ impl Handler for Endpoint {
             Ok(Route::GetLead { lead }) => self.get_lead(lead, Asker { peer, head: &head }).await,
             Ok(Route::GetOpenApi) => Ok(openapi::reply()),
             Ok(Route::PostReturn { buyer, lead }) => self.post_return(buyer, lead, &head, body).await,
+            Ok(Route::PostDecision { buyer, lead }) => self.post_decision(buyer, lead, &head, body).await,
             Err(refusal) => Err(refusal),
         };
         answered.unwrap_or_else(|refusal| self.refuse(&refusal))
@@ -204,6 +206,7 @@ fn route<'a>(method: &Method, uri: &'a Uri) -> Result<Route<'a>, Refusal> {
         ["campaigns", campaign, "leads"] => (Route::PostLead { campaign }, Method::POST),
         ["leads", lead] => (Route::GetLead { lead }, Method::GET),
         ["buyers", buyer, "leads", lead, "return"] => (Route::PostReturn { buyer, lead }, Method::POST),
+        ["buyers", buyer, "leads", lead, "decision"] => (Route::PostDecision { buyer, lead }, Method::POST),
         _ => return Err(Refusal::NotFound),
     };
     match (known == Method::GET, *method == known) {
@@ -324,12 +327,13 @@ mod tests {
             Route::GetLead { .. } => "getLead",
             Route::GetOpenApi => "getOpenApi",
             Route::PostReturn { .. } => "returnLead",
+            Route::PostDecision { .. } => "decideLead",
         };
         let routed = openapi::tests::operations("publisher", |method, path| {
             let uri = path.parse().unwrap();
             route(&method, &uri).ok().map(|route| operation(&route))
         });
-        assert_eq!(routed, ["getLead", "getOpenApi", "postLead", "returnLead"]);
+        assert_eq!(routed, ["decideLead", "getLead", "getOpenApi", "postLead", "returnLead"]);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use capgate::domain::window::Window;
 use capgate::ledger::BookedLead;
 use capgate::settle::settler::{Settler, SettlerParts, Trouble};
 use capgate::store::{
-    Admission, Admit, BeginReply, Close, CloseReply, Comparison, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts,
+    Admission, Admit, BeginReply, Close, CloseReply, Comparison, CounterKey, EndReply, LeadState, LeaseEnd, MoveDeadline, OpenCounts,
     OverdueLead, PersonReply, ReadBack, ReconcileReply, ReturnReply, SaleReturn, SeedReply, Standing, Store, StoreError,
     StoreHealth, Take, TakeReply,
 };
@@ -151,6 +151,9 @@ impl Store for Journals {
         unreachable!("settlement does not ask for this")
     }
     async fn open_leases(&self, _: Partition, _: usize) -> Result<Vec<OpenLease>, StoreError> {
+        unreachable!("settlement does not ask for this")
+    }
+    async fn move_deadline(&self, _: &MoveDeadline) -> Result<bool, StoreError> {
         unreachable!("settlement does not ask for this")
     }
     async fn claim_overdue_leads(

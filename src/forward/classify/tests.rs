@@ -11,6 +11,7 @@ fn rules() -> AnswerRules {
         accepted: path("/status", &["accepted", "ok"]),
         duplicate: Some(path("/status", &["duplicate"])),
         on_5xx: On5xx::Declined,
+        pending_within: None,
         price: Some(AnswerText::Path("/price".into())),
         reason: Some(AnswerText::Path("/reason".into())),
         redirect_url: Some(AnswerText::Path("/redirect".into())),
