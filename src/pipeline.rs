@@ -36,8 +36,8 @@ use attempt::After;
 use late::LateBoard;
 use leasing::{Leased, NewerOffer, Taken};
 pub use rehearsal::rehearse;
-pub use story::{told_by_attempts, told_further};
 use story::{Filtered, Story};
+pub use story::{told_by_attempts, told_further};
 
 /// What the waiting publisher can learn of a walk.
 #[derive(Debug, Clone, PartialEq, Eq)]

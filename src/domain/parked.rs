@@ -69,7 +69,7 @@ mod tests {
     #[test]
     fn terms_read_back_to_the_millisecond_and_nothing_else_is_taken_for_them() {
         let at: Timestamp = "2026-03-08T05:00:00.123456Z".parse().unwrap();
-        let parked = Parked::new(at, Duration::from_secs(600), Micros(40_000_001));
+        let parked = Parked::new(at, Duration::from_mins(10), Micros(40_000_001));
         assert_eq!(parked.to_string(), "pending until 2026-03-08T05:10:00.123Z, at most 40.000001");
         assert_eq!(Parked::read(&parked.to_string()), Some(parked));
         for other in ["", "timeout", "gateway_lost", "pending", "pending until soon, at most 1", EXPIRED] {

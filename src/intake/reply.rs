@@ -6,9 +6,9 @@ use http::{Response, StatusCode};
 use http_body_util::Full;
 use serde::Serialize;
 
-use super::{DecisionReceipt, ReturnReceipt};
 use super::refusal::{FieldProblem, Refusal};
 use super::server::Reply;
+use super::{DecisionReceipt, ReturnReceipt};
 use crate::domain::explanation::Explanation;
 use crate::domain::id::LeadId;
 use crate::domain::money::Currency;

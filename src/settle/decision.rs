@@ -57,7 +57,9 @@ pub async fn take(
         wait_for_books(gateway, BOOKS_PATIENCE).await?;
         let detail = gateway.ledger.lead_detail(lead).await?;
         let next = match &detail {
-            Some(detail) => decide(&question(gateway, detail, &key, decision), |cap| is_money(gateway, &key.buyer, cap))?,
+            Some(detail) => {
+                decide(&question(gateway, detail, &key, decision), |cap| is_money(gateway, &key.buyer, cap))?
+            }
             None => Next::Unknown,
         };
         match (next, &detail) {
@@ -128,18 +130,18 @@ async fn carry_out(
     let soon = Timestamp::from_millisecond((store.now() + SOON).as_millisecond()).unwrap_or(end.until);
     store.move_deadline(&moved(detail, Some(end.until), soon)).await?;
     // Marks live for minutes, and a buyer may have longer than that.
-    if !store.remember(&end.end.key, EndMark::Doubt, &end.held, not_after).await? {
+    if !store.remember(&end.lease.key, EndMark::Doubt, &end.held, not_after).await? {
         return Ok(());
     }
     let reply = match end.decided {
-        Decided::Accepted => store.confirm(&end.end).await?,
-        Decided::Declined | Decided::Expired => store.refund(&end.end).await?,
+        Decided::Accepted => store.confirm(&end.lease).await?,
+        Decided::Declined | Decided::Expired => store.refund(&end.lease).await?,
     };
     if matches!(reply, EndReply::Done | EndReply::Late { .. }) {
-        let (lead, buyer) = (&end.end.key.lead, &end.end.key.buyer);
+        let (lead, buyer) = (&end.lease.key.lead, &end.lease.key.buyer);
         tracing::info!(%lead, %buyer, decided = ?end.decided, "a pending attempt has ended");
         gateway.telemetry.buyer(buyer).decided.count(end.decided);
-        gateway.units_given_back(buyer, &end.end.charges);
+        gateway.units_given_back(buyer, &end.lease.charges);
     }
     let now = store.now() - SignedDuration::try_from(GRACE).unwrap_or_default();
     for from in [soon, end.until] {
@@ -150,12 +152,7 @@ async fn carry_out(
     Ok(())
 }
 
-fn question<'a>(
-    gateway: &Gateway,
-    detail: &'a LeadDetail,
-    key: &'a LeaseKey,
-    decision: &'a Decision,
-) -> Question<'a> {
+fn question<'a>(gateway: &Gateway, detail: &'a LeadDetail, key: &'a LeaseKey, decision: &'a Decision) -> Question<'a> {
     let routing = gateway.routing();
     let publisher = routing.compiled.routing().publishers.get(&detail.lead.publisher);
     let payout = publisher.map(|publisher| publisher.payout);
@@ -189,7 +186,7 @@ enum Next {
 #[derive(Debug)]
 struct End {
     decided: Decided,
-    end: LeaseEnd,
+    lease: LeaseEnd,
     /// What it counts until then.
     held: Vec<WindowAmount>,
     /// Where the lead's deadline stands.
@@ -294,8 +291,8 @@ fn end(
 ) -> Result<End, LedgerError> {
     let key = LeaseKey { lead: row.lead, buyer: row.buyer.clone() };
     let charges = charges(&held)?;
-    let end = LeaseEnd { key, charges, late_event: event.clone(), event };
-    Ok(End { decided, end, held, until: parked.until })
+    let lease = LeaseEnd { key, charges, late_event: event.clone(), event };
+    Ok(End { decided, lease, held, until: parked.until })
 }
 
 /// What an attempt row holds, as the store wants it.

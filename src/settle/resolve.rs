@@ -279,7 +279,9 @@ fn decide(question: &Question<'_>, is_money: impl Fn(&CapId) -> bool) -> Result<
     let Some(row) = detail.attempts.iter().find(|attempt| attempt.buyer == *buyer) else { return Ok(Next::Unknown) };
     if let Some(parked) = parked(row) {
         let until = parked.until;
-        return Ok(Next::Contradicts(format!("it is not in doubt: the buyer answered \"pending\" and decides until {until}")));
+        return Ok(Next::Contradicts(format!(
+            "it is not in doubt: the buyer answered \"pending\" and decides until {until}"
+        )));
     }
     let account = format!("buyer:{buyer}");
     let is_booked = detail.entries.iter().any(|entry| entry.kind == "sale" && entry.account == account);

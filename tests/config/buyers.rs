@@ -211,7 +211,9 @@ redirect_url = "/a~1b""#,
         ("accepted = { path = \"/a\", on = [\"x\"], in = [\"x\"] }", "accepted.on"),
         ("price = \"/a~2\"", "price"),
         ("on_5xx = \"maybe\"", "on_5xx"),
-        ("pending_within_s = 600", "pending_within_s"),
+        ("pending_within_s = 0", "pending_within_s"),
+        ("pending_within_s = 2592001", "pending_within_s"),
+        ("pending_within_s = \"1h\"", "pending_within_s"),
     ] {
         let problems = routing_of(&with_answer(answer)).expect_err(answer);
         only_error(&problems, &format!("buyer[b].answer.{key}"));
@@ -275,6 +277,13 @@ fn f90_secrets_of_a_buyer_are_never_printed() {
     let problems = routing_of("[[publisher]]\nid = \"a\"\npayout = { flat = \"1\" }\nkeys_sha256 = [\"hunter2\"]\n")
         .expect_err("not a hash");
     assert!(!problems.to_string().contains("hunter2"), "{problems}");
+}
+
+#[test]
+fn a_buyer_that_decides_later_needs_a_key_for_it() {
+    let (routing, warnings) = routing_of(&with_buyer("answer = { pending_within_s = 600 }")).expect("a warning only");
+    assert_eq!(routing.buyers["sunco"].answer.pending_within, Some(std::time::Duration::from_mins(10)));
+    assert_keys(&config::Problems(warnings), &["buyer[sunco].keys_sha256"]);
 }
 
 #[test]
