@@ -12,14 +12,16 @@ use super::endpoint::{Endpoint, body_type};
 use super::parse::{self, BodyType};
 use super::refusal::Refusal;
 use super::server::Reply;
+use super::throttle::BuyerAsked;
 use super::{Decision, DecisionAnswer, ReturnAnswer, reply};
 use crate::domain::id::LeadId;
 use crate::domain::lead::FieldValue;
 use crate::domain::money::Micros;
 use crate::domain::routing::{Buyer, Routing};
 
-/// Calls at once: each may wait seconds for the books (P7).
-pub(super) const CALLS_MAX: usize = 32;
+/// Returns at once, and decisions at once: each may wait seconds for the books (P7).
+pub(super) const RETURNS_MAX: usize = 32;
+pub(super) const DECISIONS_MAX: usize = 128;
 /// Longest body of a call: far more than a reason needs.
 const BODY_BYTES_MAX: usize = 8 * 1024;
 /// Longest reason that is kept; the rest is cut.
@@ -47,7 +49,7 @@ impl Endpoint {
         body: &mut Body,
     ) -> Result<Reply, Refusal> {
         let routing = self.desk.routing();
-        let call = self.buyer_call(&routing, buyer, lead, head, body).await?;
+        let call = self.buyer_call(&routing, buyer, lead, head, body, BuyerAsked::Return).await?;
         let (buyer, lead) = (call.buyer, call.lead);
         let reason = reason(&call.body)?;
         match self.desk.take_back(buyer, lead, &reason).await {
@@ -69,7 +71,7 @@ impl Endpoint {
         body: &mut Body,
     ) -> Result<Reply, Refusal> {
         let routing = self.desk.routing();
-        let call = self.buyer_call(&routing, buyer, lead, head, body).await?;
+        let call = self.buyer_call(&routing, buyer, lead, head, body, BuyerAsked::Decision).await?;
         let decision = decision(&call.body)?;
         match self.desk.decide(call.buyer, call.lead, &decision).await {
             DecisionAnswer::Taken(receipt) => Ok(reply::decided(call.lead, receipt)),
@@ -91,9 +93,10 @@ impl Endpoint {
         lead: &str,
         head: &Parts,
         body: &mut Body,
+        asked: BuyerAsked,
     ) -> Result<BuyerCall<'a>, Refusal> {
         let buyer = self.buyer(routing, buyer, &head.headers)?;
-        self.throttles.check_buyer(routing, buyer)?;
+        self.throttles.check_buyer(routing, buyer, asked)?;
         let lead: LeadId = lead.parse().map_err(|_| Refusal::NotFound)?;
         if body_type(&head.headers)? != BodyType::Json {
             return Err(Refusal::UnsupportedMediaType("send application/json"));
@@ -101,7 +104,11 @@ impl Endpoint {
         if self.desk.is_draining() {
             return Err(Refusal::Unavailable("the gateway is going down"));
         }
-        let Ok(under_way) = self.buyer_calls.try_acquire() else {
+        let places = match asked {
+            BuyerAsked::Return => &self.returns,
+            BuyerAsked::Decision => &self.decisions,
+        };
+        let Ok(under_way) = places.try_acquire() else {
             return Err(Refusal::Unavailable("too many calls of buyers at once"));
         };
         let body = self.read(body, self.body_bytes_max.min(BODY_BYTES_MAX)).await?;

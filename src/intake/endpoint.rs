@@ -35,8 +35,9 @@ pub struct Endpoint {
     answer_within: Duration,
     pub(super) body_bytes_max: usize,
     body_timeout: Duration,
-    /// Calls of buyers that are under way.
-    pub(super) buyer_calls: Semaphore,
+    /// Places for calls of buyers that are under way.
+    pub(super) returns: Semaphore,
+    pub(super) decisions: Semaphore,
 }
 
 /// The head of a request and the other end of its connection.
@@ -90,7 +91,8 @@ impl Endpoint {
             answer_within: config.answer_within,
             body_bytes_max: config.body_bytes_max,
             body_timeout: config.body_timeout,
-            buyer_calls: Semaphore::new(super::buyers::CALLS_MAX),
+            returns: Semaphore::new(super::buyers::RETURNS_MAX),
+            decisions: Semaphore::new(super::buyers::DECISIONS_MAX),
         }
     }
 

@@ -285,7 +285,9 @@ async fn resume(gateway: &Arc<Gateway>, overdue: &OverdueLead) -> Result<Resumpt
         }
         Decided::StillForSale => {
             if let Some(order) = onward(gateway, overdue, &detail) {
-                gateway.telemetry.store.recovered.count(Recovered::Routed);
+                if was_left_alone(&detail) {
+                    gateway.telemetry.store.recovered.count(Recovered::Routed);
+                }
                 let (progress, _nobody) = watch::channel(Progress::Admitted);
                 gateway.tasks.spawn(pipeline::walk(gateway.clone(), order, progress));
             } else {
@@ -386,12 +388,19 @@ async fn close(
     if let Some((verdict, _)) = &verdict {
         gateway.telemetry.leads(&row.campaign, &row.publisher).closed(verdict);
         match verdict {
+            _ if !was_left_alone(detail) => {}
             Verdict::Sold(_) => gateway.telemetry.store.recovered.count(Recovered::Sold),
             Verdict::InDoubt(_) => gateway.telemetry.store.recovered.count(Recovered::InDoubt),
             Verdict::Unsold(_) => {}
         }
     }
     Ok(())
+}
+
+/// Did its gateway leave the lead without an end? One that waited for a buyer has its story in the books, and goes on as it was
+/// meant to.
+fn was_left_alone(detail: &LeadDetail) -> bool {
+    detail.lead.explanation.is_none()
 }
 
 /// What is left of the story when its teller died: the attempts, as the books have them, and every other candidate as not

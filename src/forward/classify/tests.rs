@@ -69,6 +69,28 @@ fn f52_only_what_accepted_matches_is_a_sale() {
 }
 
 #[test]
+fn f52_pending_is_an_answer_only_where_it_was_agreed() {
+    let within = Some(std::time::Duration::from_secs(1));
+    // Also where a rule would take the status for a sale: the body is the more exact word.
+    let eager = AnswerRules { accepted: AnswerRule::Status(vec![200, 202]), pending_within: within, ..rules() };
+    let agreed = AnswerRules { pending_within: within, ..rules() };
+    for (status, body, is_pending) in [
+        (202, r#"{"status":"pending"}"#, true),
+        (202, r#"{"status":" Pending "}"#, true),
+        (200, r#"{"status":"pending"}"#, false),
+        (202, r#"{"status":"queued"}"#, false),
+        (202, r#"{"state":"pending"}"#, false),
+        (202, "pending", false),
+    ] {
+        let expected = Outcome::Pending { http_status: 202 };
+        for rules in [&agreed, &eager] {
+            assert_eq!(read_with(status, &[], body, rules) == expected, is_pending, "{status} {body}");
+        }
+        assert!(matches!(read_with(status, &[], body, &rules()), Outcome::Declined { .. }), "{status} {body}");
+    }
+}
+
+#[test]
 fn f52_statuses_and_texts_can_be_rules() {
     let by_status = AnswerRules { accepted: AnswerRule::Status(vec![201, 302]), ..rules() };
     assert_eq!(read_with(201, &[], "", &by_status), accepted(201));
