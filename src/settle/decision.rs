@@ -331,6 +331,8 @@ fn attempt(detail: &LeadDetail, row: &AttemptRow, outcome: AttemptOutcome) -> Re
         payout: row.payout,
         currency: row.currency,
         books: false,
+        person: row.person,
+        reference: row.reference.clone(),
     })
 }
 

@@ -34,6 +34,8 @@ fn detail(outcome: AttemptOutcome, reason: Option<&str>) -> LeadDetail {
         price: Micros(25_000_000),
         payout: Micros(17_500_000),
         currency: usd,
+        person: None,
+        reference: None,
     };
     LeadDetail {
         lead: LeadRow {
