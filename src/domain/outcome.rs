@@ -27,6 +27,8 @@ pub enum Outcome {
     Pending {
         /// HTTP status of the answer.
         http_status: u16,
+        /// The buyer's own name for the lead.
+        reference: Option<String>,
     },
     /// Certainly never reached the buyer: refused, TLS or DNS failed, or no connection in time.
     Unsent {

@@ -88,7 +88,13 @@ impl Walk<'_> {
     }
 
     fn not_sent(&self) -> Known {
-        Known { sent_at: self.gateway.store.now(), duration: Duration::ZERO, http_status: None, reason: None, reference: None }
+        Known {
+            sent_at: self.gateway.store.now(),
+            duration: Duration::ZERO,
+            http_status: None,
+            reason: None,
+            reference: None,
+        }
     }
 
     /// A yes in time: commit, and close in the same round trip where the store can.

@@ -73,7 +73,11 @@ impl Story {
 
     /// A candidate that is not called for a while.
     pub fn resting(&mut self, offer: usize, rest: Rest) {
-        self.skipped(offer, Check::Breaker, [("rest_s", rest.left.as_secs().to_string()), ("why", rest.why.to_owned())]);
+        self.skipped(
+            offer,
+            Check::Breaker,
+            [("rest_s", rest.left.as_secs().to_string()), ("why", rest.why.to_owned())],
+        );
     }
 
     /// A candidate that has the person by another lead.
@@ -109,7 +113,9 @@ impl Story {
         }
         let furthest = self.notes.values().filter_map(|(check, _)| reason_of(*check)).max();
         match furthest {
-            Some(UnsoldReason::Capped | UnsoldReason::Duplicate) | None if self.is_store_unready => UnsoldReason::Unavailable,
+            Some(UnsoldReason::Capped | UnsoldReason::Duplicate) | None if self.is_store_unready => {
+                UnsoldReason::Unavailable
+            }
             Some(reason) => reason,
             None => UnsoldReason::NoBuyer,
         }

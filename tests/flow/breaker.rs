@@ -18,7 +18,8 @@ async fn is_open(gateway: &Gateway) -> bool {
 async fn f54_a_buyer_that_fails_rests_and_comes_back_by_one_lead() {
     let stub = StubBuyer::on_loopback(behaviours(&["/weak=error:500", "/good=accept"]), 1).await.expect("a stub buyer");
     let place = Place::embedded();
-    let weak = "timeout_ms = 6000\nbreaker = { failures = 3, rest_s = 3 }\n[[buyer.cap]]\nwindow = \"total\"\nleads = 100";
+    let weak =
+        "timeout_ms = 6000\nbreaker = { failures = 3, rest_s = 3 }\n[[buyer.cap]]\nwindow = \"total\"\nleads = 100";
     place.write_routing(&routing(&[
         BuyerLine { id: "weak", url: stub.url("/weak"), more: weak, price: "25.00" },
         BuyerLine { id: "good", url: stub.url("/good"), more: "timeout_ms = 6000", price: "10.00" },

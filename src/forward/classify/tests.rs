@@ -82,7 +82,7 @@ fn f52_pending_is_an_answer_only_where_it_was_agreed() {
         (202, r#"{"state":"pending"}"#, false),
         (202, "pending", false),
     ] {
-        let expected = Outcome::Pending { http_status: 202 };
+        let expected = Outcome::Pending { http_status: 202, reference: None };
         for rules in [&agreed, &eager] {
             assert_eq!(read_with(status, &[], body, rules) == expected, is_pending, "{status} {body}");
         }

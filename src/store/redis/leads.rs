@@ -196,6 +196,8 @@ impl RedisStore {
         match first_word(&answer.reply)? {
             ("moved", rest) => {
                 if let Some(event) = event {
+                    // It is on no walk here any more: should it be lost, the books bring it back.
+                    self.held.answered(moved.lead);
                     self.held.recorded(partition, life, entry_id(nth(rest, 0)?)?, event);
                     self.appended.notify_one();
                 }

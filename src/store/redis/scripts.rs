@@ -240,9 +240,13 @@ mod tests {
             let source = verb.source();
             let flags = source.lines().next().unwrap();
             let expected = match verb {
-                Verb::Admit | Verb::Take | Verb::AdmitTake | Verb::Seed | Verb::NewKey | Verb::BringPersons | Verb::Marked => {
-                    "#!lua"
-                },
+                Verb::Admit
+                | Verb::Take
+                | Verb::AdmitTake
+                | Verb::Seed
+                | Verb::NewKey
+                | Verb::BringPersons
+                | Verb::Marked => "#!lua",
                 Verb::Overdue | Verb::Tip | Verb::Life | Verb::Read | Verb::Person => "#!lua flags=no-writes",
                 _ => "#!lua flags=allow-oom",
             };
