@@ -16,9 +16,9 @@ use crate::domain::lead::Lead;
 use crate::domain::outcome::{LeadStatus, Sold, UnsoldReason, Verdict};
 use crate::domain::routing::{Buyer, Routing};
 use crate::intake::auth::Keys;
-use crate::intake::{LeadAnswer, LeadDesk, ReturnAnswer, Submitted, reply};
+use crate::intake::{Decision, DecisionAnswer, LeadAnswer, LeadDesk, ReturnAnswer, Submitted, reply};
 use crate::pipeline::{self, Progress, WalkOrder};
-use crate::settle::returns;
+use crate::settle::{decision, returns};
 use crate::store::{LeadState, StoreError};
 
 /// Admission is bounded by two calls to the store; a POST waits this much beyond its own time to learn whether its lead was
@@ -76,7 +76,7 @@ impl Desk {
                 }
                 Progress::KeyReused => return Waited::Done(Submitted::KeyReused),
                 Progress::Refused(why) => return Waited::Done(Submitted::Unavailable(why)),
-                Progress::LeftToRecovery => return Waited::Done(Submitted::Pending { lead }),
+                Progress::Parked | Progress::LeftToRecovery => return Waited::Done(Submitted::Pending { lead }),
             }
             let limit = if is_acknowledged { until } else { until + ADMISSION_GRACE };
             match tokio::time::timeout_at(limit, walk.changed()).await {
@@ -229,6 +229,21 @@ impl LeadDesk for Desk {
                 tracing::debug!(buyer = %buyer.id, %lead, %error, "a return has to wait");
                 ReturnAnswer::Unavailable
             }
+        }
+    }
+
+    async fn decide(&self, buyer: &Arc<Buyer>, lead: LeadId, decision: &Decision) -> DecisionAnswer {
+        let (gateway, buyer, decision) = (self.gateway.clone(), buyer.clone(), decision.clone());
+        let id = buyer.id.clone();
+        // A buyer that hangs up does not stop half way between attempt and lead.
+        let task = self.gateway.tasks.spawn(async move { decision::take(&gateway, &buyer, lead, &decision).await });
+        match task.await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(error)) => {
+                tracing::debug!(buyer = %id, %lead, %error, "a decision has to wait");
+                DecisionAnswer::Unavailable
+            }
+            Err(_) => DecisionAnswer::Unavailable,
         }
     }
 

@@ -16,10 +16,10 @@ use crate::domain::event::{ClaimKey, Closed, Received};
 use crate::domain::id::{BuyerId, LeadId};
 use crate::domain::lead::Lead;
 use crate::domain::lease::{LeaseKey, WalkName};
-use crate::forward::Turn;
 use crate::domain::outcome::{AttemptOutcome, Verdict};
 use crate::domain::routing::Publisher;
 use crate::filter::CompiledCampaign;
+use crate::forward::Turn;
 use crate::intake::reply;
 use crate::ledger::LedgerError;
 use crate::store::{Admission, Admit, Close, CloseReply, StoreError, Take, TakeReply};
@@ -28,6 +28,7 @@ use crate::telemetry::LeadMetrics;
 mod attempt;
 mod late;
 mod leasing;
+mod parking;
 mod rehearsal;
 mod story;
 
@@ -35,8 +36,8 @@ use attempt::After;
 use late::LateBoard;
 use leasing::{Leased, NewerOffer, Taken};
 pub use rehearsal::rehearse;
-pub use story::told_by_attempts;
 use story::{Filtered, Story};
+pub use story::{told_by_attempts, told_further};
 
 /// What the waiting publisher can learn of a walk.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,6 +61,8 @@ pub enum Progress {
     KeyReused,
     /// Not acknowledged: nothing was taken that a repeat would not join.
     Refused(&'static str),
+    /// Acknowledged, and waiting for a buyer that decides later.
+    Parked,
     /// Acknowledged, but this gateway cannot finish it now; recovery will.
     LeftToRecovery,
 }
@@ -105,6 +108,7 @@ pub async fn walk(gateway: Arc<Gateway>, order: WalkOrder, progress: watch::Send
         match walk.forward_and_settle(held).await {
             After::NextBuyer => {}
             After::Final(verdict) => break verdict,
+            After::Parked => return walk.parked(),
             After::Abandoned => return walk.leave_to_recovery(),
             // The store lost its data between the sale and its close: the sale is in the books, the close is asked again.
             After::Closed(closed) if closed.reply == CloseReply::NewLife => break closed.verdict,

@@ -238,6 +238,7 @@ impl Report<'_> {
     fn word(outcome: &Outcome) -> (&'static str, Option<&str>) {
         let reason = match outcome {
             Outcome::Accepted(_) => None,
+            Outcome::Pending { .. } => Some("pending"),
             Outcome::Declined { reason, .. } => Some(reason.as_str()),
             Outcome::Unsent { reason } | Outcome::InDoubt { reason, .. } => Some(*reason),
         };

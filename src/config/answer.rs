@@ -1,11 +1,15 @@
 //! `[buyer.answer]`: how a buyer's answer is read.
 
+use std::time::Duration;
+
 use super::item::{Item, Reader};
 use crate::domain::pointer::is_pointer;
 use crate::domain::routing::{AnswerRule, AnswerRules, AnswerText, On5xx};
 
 /// Largest compiled form of an operator's regular expression (P7). Matching is linear in the answer whatever it says.
 const REGEX_BYTES_MAX: usize = 1024 * 1024;
+/// Thirty days: longest time for a decision.
+const PENDING_S_MAX: u64 = 30 * 24 * 60 * 60;
 
 fn default_rule() -> AnswerRule {
     AnswerRule::Path { pointer: "/status".to_owned(), values: vec!["accepted".to_owned()] }
@@ -18,6 +22,7 @@ pub(super) fn read(table: Option<Reader<'_>>) -> Option<AnswerRules> {
             accepted: default_rule(),
             duplicate: None,
             on_5xx: On5xx::Declined,
+            pending_within: None,
             price: None,
             reason: None,
             redirect_url: None,
@@ -39,13 +44,16 @@ pub(super) fn read(table: Option<Reader<'_>>) -> Option<AnswerRules> {
         accepted: accepted?,
         duplicate: duplicate.map_or(Some(None), |rule| rule.map(Some))?,
         on_5xx,
+        pending_within: reader
+            .item("pending_within_s")
+            .and_then(|item| item.integer_in((1, PENDING_S_MAX)))
+            .map(Duration::from_secs),
         price: reader.item("price").and_then(|item| text(&item)),
         reason: reader.item("reason").and_then(|item| text(&item)),
         redirect_url: reader.item("redirect_url").and_then(|item| text(&item)),
         reference: reader.item("reference").and_then(|item| text(&item)),
         is_explicit: true,
     };
-    reader.not_available_yet("pending_within_s");
     reader.finish();
     Some(answer)
 }

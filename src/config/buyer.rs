@@ -60,6 +60,13 @@ pub(super) fn read(id: &BuyerId, reader: &Reader<'_>, forward: &ForwardConfig, k
     let request = request::read(reader.table("request"), timezone.as_ref());
     let answer = answer::read(reader.table("answer"));
     let keys = publisher::keys(reader);
+    if keys.is_empty() && answer.as_ref().is_some_and(|answer| answer.pending_within.is_some()) {
+        reader.warn(
+            "keys_sha256",
+            "is missing, so the buyer cannot post what it decides within answer.pending_within_s",
+            "the hash that `capgate key` prints",
+        );
+    }
     let returns = return_terms(reader, !keys.is_empty());
     let breaker = reader.table("breaker").map(breaker_rule).unwrap_or_default();
     let duplicates = reader.table("duplicates").and_then(duplicate_rule);

@@ -425,7 +425,10 @@ pub(super) fn warn_of_misspelling(item: &Item<'_>, name: &str) {
         && !name.ends_with(|last: char| last.is_ascii_digit())
         && let Some(near) = nearest(name, field::names())
     {
-        item.warn(format!("is no field that is known by this name, and close to {near:?}"), format!("{near:?}, or this if leads have it"));
+        item.warn(
+            format!("is no field that is known by this name, and close to {near:?}"),
+            format!("{near:?}, or this if leads have it"),
+        );
     }
 }
 

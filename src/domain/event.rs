@@ -14,7 +14,7 @@ use super::outcome::{AttemptOutcome, LeadStatus, Verdict};
 use super::person::Person;
 
 /// The newest version that is read here.
-pub const EVENT_VERSION: u8 = 2;
+pub const EVENT_VERSION: u8 = 3;
 
 /// Which life of a partition's data: rises when the store came back empty or older.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize)]
@@ -77,6 +77,8 @@ pub enum Event {
     Closed(Closed),
     /// A buyer gave a lead back. Since version 2.
     Returned(Returned),
+    /// A lead waits for a buyer that decides later. Since version 3.
+    Parked(ParkedLead),
 }
 
 #[derive(Serialize, Deserialize)]
@@ -101,6 +103,7 @@ impl Event {
         match self {
             Self::Received(_) | Self::Attempt(_) | Self::Closed(_) => 1,
             Self::Returned(_) => 2,
+            Self::Parked(_) => 3,
         }
     }
 
@@ -322,6 +325,17 @@ pub struct Returned {
     pub frees_cap: bool,
     /// What goes back to the windows of the sale; empty where the cap is not freed.
     pub windows: Vec<WindowAmount>,
+}
+
+/// A lead waits for a buyer that decides later; in the publisher's partition. Carries the story so far, whose teller ends here.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ParkedLead {
+    /// The lead.
+    pub lead: LeadId,
+    /// Who sent it.
+    pub publisher: PublisherId,
+    /// JSON text.
+    pub explanation: String,
 }
 
 #[cfg(test)]

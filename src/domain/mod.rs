@@ -11,6 +11,7 @@ pub mod lease;
 pub mod matching;
 pub mod money;
 pub mod outcome;
+pub mod parked;
 pub mod person;
 pub mod phone;
 pub mod place;

@@ -23,6 +23,13 @@ pub enum Outcome {
         /// `Retry-After` of a 429 or 503: rest the buyer that long.
         rest_s: Option<u32>,
     },
+    /// The buyer answered in full that it decides later, and may.
+    Pending {
+        /// HTTP status of the answer.
+        http_status: u16,
+        /// The buyer's own name for the lead.
+        reference: Option<String>,
+    },
     /// Certainly never reached the buyer: refused, TLS or DNS failed, or no connection in time.
     Unsent {
         /// A fixed word: `connect`, `dns`, `tls`, `connect_timeout`, `address_refused`, `illegal_header`,
@@ -47,7 +54,7 @@ impl Outcome {
             Self::Declined { is_duplicate: true, .. } => AttemptOutcome::Duplicate,
             Self::Declined { .. } => AttemptOutcome::Declined,
             Self::Unsent { .. } => AttemptOutcome::Unsent,
-            Self::InDoubt { .. } => AttemptOutcome::InDoubt,
+            Self::Pending { .. } | Self::InDoubt { .. } => AttemptOutcome::InDoubt,
         }
     }
 }

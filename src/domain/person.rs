@@ -172,7 +172,9 @@ mod tests {
         assert_eq!(of(&[("email", " ann@example.ORG"), ("phone", "+1 555 010 2030")]), one);
         assert_ne!(of(&[("phone", "555 010 2031"), ("email", "ann@example.org")]), one);
         assert_ne!(of(&[("phone", "555 010 2030"), ("email", "bob@example.org")]), one);
-        for missing in [&[("phone", "5550102030")][..], &[("phone", "none"), ("email", "a@b")], &[("email", "a@b")], &[]] {
+        for missing in
+            [&[("phone", "5550102030")][..], &[("phone", "none"), ("email", "a@b")], &[("email", "a@b")], &[]]
+        {
             assert_eq!(of(missing), None, "{missing:?}");
         }
         let phone = [("phone", "020 7946 0958")];
@@ -188,7 +190,8 @@ mod tests {
         assert!(!json.contains("555"), "{json}");
         assert!(!format!("{one:?}").contains(&one.digest.to_string()));
         assert_eq!(serde_json::from_str::<Person>(&json).unwrap(), one);
-        for bad in ["\"\"", "\"00\"", "\"zz00000000000000000000000000000000\"", "\"éé00000000000000000000000000000\""] {
+        for bad in ["\"\"", "\"00\"", "\"zz00000000000000000000000000000000\"", "\"éé00000000000000000000000000000\""]
+        {
             assert!(serde_json::from_str::<PersonDigest>(bad).is_err(), "{bad}");
         }
         // Parts carry their lengths: what moves from one field to the next is another person.

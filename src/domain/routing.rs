@@ -390,6 +390,8 @@ pub struct AnswerRules {
     pub duplicate: Option<AnswerRule>,
     /// How a 5xx is read.
     pub on_5xx: On5xx,
+    /// How long the buyer may decide after a 202 that says `pending`; without it such an answer is a "no" like any other.
+    pub pending_within: Option<Duration>,
     /// Where the price is.
     pub price: Option<AnswerText>,
     /// Where the reason of a refusal is.

@@ -36,6 +36,7 @@ fn buyer(id: &str, filter: BuyerFilter) -> Buyer {
             accepted: AnswerRule::Status(vec![200]),
             duplicate: None,
             on_5xx: On5xx::Declined,
+            pending_within: None,
             price: None,
             reason: None,
             redirect_url: None,

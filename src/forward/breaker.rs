@@ -35,7 +35,7 @@ impl Health {
         match outcome {
             Outcome::Declined { http_status: 429, .. } => Self::Neutral,
             Outcome::Declined { http_status: 500.., .. } | Outcome::InDoubt { .. } => Self::Bad,
-            Outcome::Accepted(_) | Outcome::Declined { .. } => Self::Good,
+            Outcome::Accepted(_) | Outcome::Declined { .. } | Outcome::Pending { .. } => Self::Good,
             Outcome::Unsent { reason: "connect" | "connect_timeout" | "dns" | "tls" } => Self::Bad,
             Outcome::Unsent { .. } => Self::Neutral,
         }

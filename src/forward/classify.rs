@@ -131,21 +131,24 @@ impl<'r> Matched<'r> {
 }
 
 /// Reads an answer: only what `accepted` matches is a sale, everything else is a "no" with a reason, and a 5xx is in doubt
-/// where the buyer is set so. Where `accepted` names nothing but statuses and `duplicate` matches too, the duplicate counts:
-/// it was the more exact word. What the buyer's words repeat of the fields that were sent is left out (P9). `now` is for a
-/// `Retry-After` that is a date.
+/// where the buyer is set so. A 202 that says `pending` is a decision to come, where that was agreed. Where `accepted` names nothing
+/// but statuses and `duplicate` matches too, the duplicate counts: it was the more exact word. What the buyer's words repeat of the
+/// fields that were sent is left out (P9). `now` is for a `Retry-After` that is a date.
 #[must_use]
 pub fn classify(answer: &Answer<'_>, rules: &AnswerRules, sent: &Fields, now: Timestamp) -> Outcome {
     let status = answer.status;
     let body = Readable::new(answer);
     let is_success = (200..300).contains(&status);
+    if says_pending(&body, status, rules) {
+        return Outcome::Pending { http_status: status, reference: reference(&body, rules) };
+    }
     let matched = Matched::by(&body, status, rules);
     if matched.is_sale() {
         return Outcome::Accepted(Acceptance {
             http_status: status,
             price: body.say(rules.price.as_ref()).and_then(|text| Micros::read_number(text.trim())),
             redirect_url: body.say(rules.redirect_url.as_ref()).and_then(|text| web_address(&text)),
-            reference: body.say(rules.reference.as_ref()).and_then(|text| own_words(&text, REFERENCE_CHARS_MAX)),
+            reference: reference(&body, rules),
         });
     }
     let is_duplicate = matched.duplicate.is_some();
@@ -154,7 +157,9 @@ pub fn classify(answer: &Answer<'_>, rules: &AnswerRules, sent: &Fields, now: Ti
         return Outcome::InDoubt { reason: "http_5xx", http_status: Some(status) };
     }
     // Masked before they are cut, so that no half of a value is left at the end.
-    let words = body.say(rules.reason.as_ref()).and_then(|text| own_words(&without_values(&bounded(&text), sent), REASON_CHARS_MAX));
+    let words = body
+        .say(rules.reason.as_ref())
+        .and_then(|text| own_words(&without_values(&bounded(&text), sent), REASON_CHARS_MAX));
     let reason = if is_duplicate {
         words.unwrap_or_else(|| "duplicate".to_owned())
     } else if is_success {
@@ -166,6 +171,16 @@ pub fn classify(answer: &Answer<'_>, rules: &AnswerRules, sent: &Fields, now: Ti
         format!("http_{status}")
     };
     Outcome::Declined { http_status: status, reason, is_duplicate, rest_s: rest_s(status, answer.headers, now) }
+}
+
+fn reference(body: &Readable<'_>, rules: &AnswerRules) -> Option<String> {
+    body.say(rules.reference.as_ref()).and_then(|text| own_words(&text, REFERENCE_CHARS_MAX))
+}
+
+/// Does the buyer decide later, as it was agreed that it may? The most exact word of all: it comes before every other rule.
+pub(super) fn says_pending(body: &Readable<'_>, status: u16, rules: &AnswerRules) -> bool {
+    let says = || body.at("/status").is_some_and(|word| word.trim().eq_ignore_ascii_case("pending"));
+    rules.pending_within.is_some() && status == 202 && says()
 }
 
 /// How long a 429 or 503 asks for a rest, at most [`REST_MAX_S`] seconds; seconds or a date.

@@ -64,7 +64,7 @@ impl Forwarder {
             }
             Ok(Err(error)) => match without_answer(&error, &progress, to.url.scheme() == "https") {
                 Outcome::Unsent { reason } | Outcome::InDoubt { reason, .. } => Notified::failed(reason),
-                Outcome::Accepted(_) | Outcome::Declined { .. } => Notified::failed("broken"),
+                Outcome::Accepted(_) | Outcome::Declined { .. } | Outcome::Pending { .. } => Notified::failed("broken"),
             },
             Err(_) if progress.cut() => Notified::failed("connect_timeout"),
             Err(_) => Notified::failed("timeout"),

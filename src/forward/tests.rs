@@ -33,6 +33,7 @@ fn buyer(url: &str, in_flight_max: usize) -> Arc<Buyer> {
             accepted: AnswerRule::Status(vec![200]),
             duplicate: None,
             on_5xx: On5xx::Declined,
+            pending_within: None,
             price: None,
             reason: None,
             redirect_url: None,

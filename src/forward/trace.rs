@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use http::HeaderMap;
 use parking_lot::Mutex;
 
-use super::classify::{Answer, Matched, Readable};
+use super::classify::{Answer, Matched, Readable, says_pending};
 use super::request::{self, BadMessage, Offered, Secrets};
 use crate::domain::outcome::Outcome;
 use crate::domain::routing::{AnswerRule, AnswerRules, AnswerText, Buyer, On5xx};
@@ -102,6 +102,9 @@ pub fn explain(answer: &SeenAnswer, rules: &AnswerRules, outcome: &Outcome) -> O
     let matched = Matched::by(&body, status, rules);
     let is_success = (200..300).contains(&status);
     let (rule, why) = match (matched.accepted, matched.duplicate) {
+        _ if says_pending(&body, status, rules) => {
+            (Some("pending_within_s"), "status 202, and its /status is \"pending\"".to_owned())
+        }
         (Some(rule), _) if matched.is_sale() => {
             (Some("accepted"), format!("answer.accepted matched: {}", found(&body, status, rule)))
         }

@@ -35,8 +35,9 @@ pub struct Endpoint {
     answer_within: Duration,
     pub(super) body_bytes_max: usize,
     body_timeout: Duration,
-    /// Calls of buyers that are under way.
-    pub(super) buyer_calls: Semaphore,
+    /// Places for calls of buyers that are under way.
+    pub(super) returns: Semaphore,
+    pub(super) decisions: Semaphore,
 }
 
 /// The head of a request and the other end of its connection.
@@ -52,6 +53,7 @@ enum Route<'a> {
     GetLead { lead: &'a str },
     GetOpenApi,
     PostReturn { buyer: &'a str, lead: &'a str },
+    PostDecision { buyer: &'a str, lead: &'a str },
 }
 
 impl Handler for Endpoint {
@@ -64,6 +66,7 @@ impl Handler for Endpoint {
             Ok(Route::GetLead { lead }) => self.get_lead(lead, Asker { peer, head: &head }).await,
             Ok(Route::GetOpenApi) => Ok(openapi::reply()),
             Ok(Route::PostReturn { buyer, lead }) => self.post_return(buyer, lead, &head, body).await,
+            Ok(Route::PostDecision { buyer, lead }) => self.post_decision(buyer, lead, &head, body).await,
             Err(refusal) => Err(refusal),
         };
         answered.unwrap_or_else(|refusal| self.refuse(&refusal))
@@ -92,7 +95,8 @@ impl Endpoint {
             answer_within: config.answer_within,
             body_bytes_max: config.body_bytes_max,
             body_timeout: config.body_timeout,
-            buyer_calls: Semaphore::new(super::buyers::CALLS_MAX),
+            returns: Semaphore::new(super::buyers::RETURNS_MAX),
+            decisions: Semaphore::new(super::buyers::DECISIONS_MAX),
         }
     }
 
@@ -208,6 +212,7 @@ fn route<'a>(method: &Method, uri: &'a Uri) -> Result<Route<'a>, Refusal> {
         ["campaigns", campaign, "leads"] => (Route::PostLead { campaign }, Method::POST),
         ["leads", lead] => (Route::GetLead { lead }, Method::GET),
         ["buyers", buyer, "leads", lead, "return"] => (Route::PostReturn { buyer, lead }, Method::POST),
+        ["buyers", buyer, "leads", lead, "decision"] => (Route::PostDecision { buyer, lead }, Method::POST),
         _ => return Err(Refusal::NotFound),
     };
     match (known == Method::GET, *method == known) {
@@ -328,12 +333,13 @@ mod tests {
             Route::GetLead { .. } => "getLead",
             Route::GetOpenApi => "getOpenApi",
             Route::PostReturn { .. } => "returnLead",
+            Route::PostDecision { .. } => "decideLead",
         };
         let routed = openapi::tests::operations("publisher", |method, path| {
             let uri = path.parse().unwrap();
             route(&method, &uri).ok().map(|route| operation(&route))
         });
-        assert_eq!(routed, ["getLead", "getOpenApi", "postLead", "returnLead"]);
+        assert_eq!(routed, ["decideLead", "getLead", "getOpenApi", "postLead", "returnLead"]);
     }
 
     #[test]

@@ -99,6 +99,65 @@ pub enum ReturnAnswer {
     Unavailable,
 }
 
+/// What a buyer that had answered "pending" has decided.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Decision {
+    /// It takes the lead.
+    Accepted {
+        /// Its own price, if it named a possible one.
+        price: Option<Micros>,
+    },
+    /// It does not.
+    Declined {
+        /// Its words.
+        reason: Option<String>,
+    },
+}
+
+impl Decision {
+    /// The word in requests and answers.
+    #[must_use]
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Accepted { .. } => "accepted",
+            Self::Declined { .. } => "declined",
+        }
+    }
+}
+
+/// What a buyer is told about its decision; the same for every repeat.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DecisionReceipt {
+    /// It has the lead.
+    Accepted {
+        /// What it is charged.
+        price: Micros,
+        /// Of the price.
+        currency: Currency,
+    },
+    /// It does not have the lead.
+    Declined,
+}
+
+/// What became of a decision.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DecisionAnswer {
+    /// It stands in the books; now or by an earlier call.
+    Taken(DecisionReceipt),
+    /// The buyer was never offered such a lead.
+    NotFound,
+    /// The lead was offered, and does not wait for this buyer.
+    NotPending,
+    /// It has decided otherwise before.
+    Opposite,
+    /// Its time is over, and the lead has gone on.
+    TooLate,
+    /// The forward is still under way.
+    Undecided,
+    /// Store or ledger are away; a repeat goes on from where it stopped.
+    Unavailable,
+}
+
 /// The rest of the gateway, as intake sees it.
 #[async_trait]
 pub trait LeadDesk: Send + Sync {
@@ -117,6 +176,9 @@ pub trait LeadDesk: Send + Sync {
 
     /// Takes a lead back that was sold to the buyer.
     async fn take_back(&self, buyer: &Arc<Buyer>, lead: LeadId, reason: &str) -> ReturnAnswer;
+
+    /// Takes what a buyer has decided later.
+    async fn decide(&self, buyer: &Arc<Buyer>, lead: LeadId, decision: &Decision) -> DecisionAnswer;
 
     /// Is the gateway going down? Then no lead is taken.
     fn is_draining(&self) -> bool;

@@ -54,6 +54,10 @@ pub enum Refusal {
     IdempotencyKeyReused,
     /// The buyer was offered the lead and did not get it, so there is nothing to give back.
     NotSold,
+    /// The lead does not wait for this buyer.
+    NotPending,
+    /// The buyer has decided otherwise before.
+    AlreadyDecided,
     /// The time for it is over; says which.
     TooLate(String),
     /// It is not known yet whether the buyer has the lead, or the sale is not booked.
@@ -72,7 +76,7 @@ pub enum Refusal {
 
 impl Refusal {
     /// Every code, for metric series that start at 0.
-    pub const CODES: [&'static str; 17] = [
+    pub const CODES: [&'static str; 19] = [
         "malformed",
         "unauthorized",
         "campaign_not_allowed",
@@ -86,6 +90,8 @@ impl Refusal {
         "invalid_lead",
         "idempotency_key_reused",
         "not_sold",
+        "not_pending",
+        "already_decided",
         "too_late",
         "undecided",
         "throttled",
@@ -109,6 +115,8 @@ impl Refusal {
             Self::InvalidLead(_) => "invalid_lead",
             Self::IdempotencyKeyReused => "idempotency_key_reused",
             Self::NotSold => "not_sold",
+            Self::NotPending => "not_pending",
+            Self::AlreadyDecided => "already_decided",
             Self::TooLate(_) => "too_late",
             Self::Undecided { .. } => "undecided",
             Self::Throttled { .. } => "throttled",

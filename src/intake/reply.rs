@@ -6,9 +6,9 @@ use http::{Response, StatusCode};
 use http_body_util::Full;
 use serde::Serialize;
 
-use super::ReturnReceipt;
 use super::refusal::{FieldProblem, Refusal};
 use super::server::Reply;
+use super::{DecisionReceipt, ReturnReceipt};
 use crate::domain::explanation::Explanation;
 use crate::domain::id::LeadId;
 use crate::domain::money::Currency;
@@ -141,6 +141,34 @@ pub fn returned(lead: LeadId, receipt: &ReturnReceipt) -> Reply {
     json(StatusCode::OK, serde_json::to_vec(&answer).unwrap_or_default().into())
 }
 
+#[derive(Serialize)]
+struct DecisionAnswer {
+    lead_id: LeadId,
+    decision: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    price: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    currency: Option<Currency>,
+}
+
+/// 200: what the buyer decided stands. `price` is what it is charged.
+#[must_use]
+pub fn decided(lead: LeadId, receipt: DecisionReceipt) -> Reply {
+    let answer = match receipt {
+        DecisionReceipt::Accepted { price, currency } => DecisionAnswer {
+            lead_id: lead,
+            decision: "accepted",
+            price: Some(price.to_string()),
+            currency: Some(currency),
+        },
+        DecisionReceipt::Declined => {
+            DecisionAnswer { lead_id: lead, decision: "declined", price: None, currency: None }
+        }
+    };
+    // Cannot fail because the answer holds only strings.
+    json(StatusCode::OK, serde_json::to_vec(&answer).unwrap_or_default().into())
+}
+
 /// A JSON answer that no cache may keep.
 #[must_use]
 pub fn json(status: StatusCode, body: Bytes) -> Reply {
@@ -214,6 +242,8 @@ pub fn refused(refusal: &Refusal) -> Reply {
             plain(StatusCode::UNPROCESSABLE_ENTITY, "this idempotency key was used with another body")
         }
         Refusal::NotSold => plain(StatusCode::CONFLICT, "the lead was not sold to this buyer"),
+        Refusal::NotPending => plain(StatusCode::CONFLICT, "this lead does not wait for a decision of this buyer"),
+        Refusal::AlreadyDecided => plain(StatusCode::CONFLICT, "this buyer has decided otherwise before"),
         Refusal::TooLate(detail) => plain(StatusCode::CONFLICT, detail),
         Refusal::Undecided { retry_after_s } => with(
             plain(StatusCode::CONFLICT, "whether this buyer has it is not settled yet: ask again"),
@@ -294,6 +324,8 @@ mod tests {
             (Refusal::InvalidLead(vec![]), 422),
             (Refusal::IdempotencyKeyReused, 422),
             (Refusal::NotSold, 409),
+            (Refusal::NotPending, 409),
+            (Refusal::AlreadyDecided, 409),
             (Refusal::TooLate("x".into()), 409),
             (Refusal::Undecided { retry_after_s: 3 }, 409),
             (Refusal::Throttled { retry_after_s: 3 }, 429),

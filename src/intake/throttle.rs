@@ -16,8 +16,10 @@ use super::refusal::Refusal;
 use crate::domain::id::{BuyerId, PublisherId};
 use crate::domain::routing::{Buyer, Publisher, Routing, Throttle};
 
-/// The rate of a buyer's own calls. They wait for the books, and the decision of a pending buyer is no such call.
-const BUYER_CALLS: Throttle = Throttle { per_second: 10, burst: 50 };
+/// The rate of a buyer's returns, which are few.
+const RETURNS: Throttle = Throttle { per_second: 10, burst: 50 };
+/// The rate of a buyer's decisions: one for each lead that it has answered "pending" to.
+const DECISIONS: Throttle = Throttle { per_second: 200, burst: 1_000 };
 
 type Limiter<C> = RateLimiter<NotKeyed, InMemoryState, C, NoOpMiddleware<<C as Clock>::Instant>>;
 
@@ -28,6 +30,15 @@ pub enum Asked {
     Lead,
     /// The state of a lead.
     Question,
+}
+
+/// What a buyer asks for; each has a rate of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BuyerAsked {
+    /// To give a lead back.
+    Return,
+    /// To decide about a lead.
+    Decision,
 }
 
 struct Entry<C: Clock> {
@@ -74,7 +85,8 @@ pub struct Throttles<C: Clock = DefaultClock> {
     clock: C,
     leads: Mutex<Table<PublisherId, C>>,
     questions: Mutex<Table<PublisherId, C>>,
-    buyers: Mutex<Table<BuyerId, C>>,
+    returns: Mutex<Table<BuyerId, C>>,
+    decisions: Mutex<Table<BuyerId, C>>,
 }
 
 impl Default for Throttles {
@@ -86,7 +98,7 @@ impl Default for Throttles {
 impl<C: Clock + Clone> Throttles<C> {
     /// Counts time by `clock`, which must never go back.
     pub fn with_clock(clock: C) -> Self {
-        Self { clock, leads: Table::new(), questions: Table::new(), buyers: Table::new() }
+        Self { clock, leads: Table::new(), questions: Table::new(), returns: Table::new(), decisions: Table::new() }
     }
 
     /// Takes one request of the publisher's rate. A refused request takes nothing.
@@ -108,9 +120,13 @@ impl<C: Clock + Clone> Throttles<C> {
     ///
     /// # Errors
     /// As [`Throttles::check`].
-    pub fn check_buyer(&self, routing: &Routing, buyer: &Buyer) -> Result<(), Refusal> {
+    pub fn check_buyer(&self, routing: &Routing, buyer: &Buyer, asked: BuyerAsked) -> Result<(), Refusal> {
+        let (table, throttle) = match asked {
+            BuyerAsked::Return => (&self.returns, RETURNS),
+            BuyerAsked::Decision => (&self.decisions, DECISIONS),
+        };
         let is_known = |id: &BuyerId| routing.buyers.contains_key(id);
-        let entry = self.buyers.lock().entry(&self.clock, routing, buyer.id.clone(), BUYER_CALLS, is_known);
+        let entry = table.lock().entry(&self.clock, routing, buyer.id.clone(), throttle, is_known);
         self.take(&entry)
     }
 
@@ -176,13 +192,15 @@ mod tests {
         let clock = FakeRelativeClock::default();
         let throttles = Throttles::with_clock(clock.clone());
         let routing = routing_of_all(1, vec![], vec![buyer("a", 1), buyer("b", 1)], vec![]);
-        let count = |id: &str| {
+        let count_of = |id: &str, asked| {
             let buyer = &routing.buyers[id];
-            (0..1_000).filter(|_| throttles.check_buyer(&routing, buyer).is_ok()).count()
+            (0..5_000).filter(|_| throttles.check_buyer(&routing, buyer, asked).is_ok()).count()
         };
+        let count = |id: &str| count_of(id, BuyerAsked::Return);
         assert_eq!((count("a"), count("a"), count("b")), (50, 0, 50));
+        assert_eq!(count_of("a", BuyerAsked::Decision), 1_000, "returns took the rate of decisions");
         clock.advance(Duration::from_secs(1));
-        assert_eq!(count("a"), 10);
+        assert_eq!((count("a"), count_of("a", BuyerAsked::Decision)), (10, 200));
     }
 
     #[test]

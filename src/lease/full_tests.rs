@@ -32,6 +32,7 @@ fn offer(caps: Vec<Cap>, price_max: Micros) -> Offer {
             accepted: AnswerRule::Status(vec![200]),
             duplicate: None,
             on_5xx: On5xx::Declined,
+            pending_within: None,
             price: None,
             reason: None,
             redirect_url: None,

@@ -137,12 +137,14 @@ impl Known {
     pub fn of(outcome: &Outcome, sent_at: Timestamp, duration: Duration) -> Self {
         let (http_status, reason) = match outcome {
             Outcome::Accepted(acceptance) => (Some(acceptance.http_status), None),
+            Outcome::Pending { http_status, .. } => (Some(*http_status), Some("pending".to_owned())),
             Outcome::Declined { http_status, reason, .. } => (Some(*http_status), Some(reason.clone())),
             Outcome::Unsent { reason } => (None, Some((*reason).to_owned())),
             Outcome::InDoubt { reason, http_status } => (*http_status, Some((*reason).to_owned())),
         };
         let reference = match outcome {
             Outcome::Accepted(acceptance) => acceptance.reference.clone(),
+            Outcome::Pending { reference, .. } => reference.clone(),
             Outcome::Declined { .. } | Outcome::Unsent { .. } | Outcome::InDoubt { .. } => None,
         };
         Self { sent_at, duration, http_status, reason, reference }

@@ -47,6 +47,7 @@ pub(super) fn check(event: &Event) -> Result<(), &'static str> {
             }
             Ok(())
         }
+        Event::Parked(_) => Ok(()),
         Event::Returned(returned) => {
             check_time(returned.returned_at_us)?;
             check_money(returned.sale.price, returned.sale.payout)?;

@@ -11,11 +11,12 @@ use jiff::Timestamp;
 
 use super::check::{booked_at_us, hash_of_hex};
 use super::windows::{StoredWindow, windows_of};
-use crate::domain::event::{Attempt, Closed, EntryId, Event, Life, Received, Returned, SaleMoney};
+use crate::domain::event::{Attempt, Closed, EntryId, Event, Life, ParkedLead, Received, Returned, SaleMoney};
 use crate::domain::id::{BuyerId, CapId, LeadId, Partition, PublisherId};
 use crate::domain::lease::LeaseKey;
 use crate::domain::money::{Currency, Micros};
 use crate::domain::outcome::{AttemptOutcome, LeadStatus};
+use crate::domain::parked::is_too_late;
 
 /// Where an event stood in the journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,6 +141,8 @@ pub(super) struct Plan<'a> {
     pub arrivals: Vec<Arrival<'a>>,
     /// For rows that are there.
     pub verdicts: Vec<&'a Closed>,
+    /// What is told so far of leads that wait for a buyer; a verdict tells the whole story.
+    pub stories: Vec<&'a ParkedLead>,
     pub attempts: Vec<AttemptWrite<'a>>,
     pub entries: Vec<EntryWrite>,
     pub returns: Vec<&'a Returned>,
@@ -181,6 +184,7 @@ pub(super) fn plan<'a>(events: impl Iterator<Item = &'a Event>, known: &Known) -
             Event::Attempt(attempt) => planner.attempt(attempt)?,
             Event::Closed(closed) => planner.closed(closed)?,
             Event::Returned(returned) => planner.returned(returned)?,
+            Event::Parked(parked) => planner.parked(parked),
         }
     }
     planner.finish()
@@ -228,6 +232,13 @@ impl<'a> Planner<'a, '_> {
         }
     }
 
+    /// A lead's "received" stands before it in the same journal.
+    fn parked(&mut self, parked: &'a ParkedLead) {
+        if self.known.leads.contains_key(&parked.lead) || self.leads.contains_key(&parked.lead) {
+            self.plan.stories.push(parked);
+        }
+    }
+
     fn closed(&mut self, closed: &'a Closed) -> Result<(), &'static str> {
         let fold = self.lead(closed.lead);
         let ordinal = rank_of_status(closed.status);
@@ -258,6 +269,9 @@ impl<'a> Planner<'a, '_> {
             let after = fold.counts.clone();
             self.count(&attempt.buyer, &before, -1)?;
             self.count(&attempt.buyer, &after, 1)?;
+        } else if fold.outcome == Some(attempt.outcome) && !attempt.counted && is_too_late(attempt.reason.as_deref()) {
+            // Only a note: its buyer has decided after the end of its time, which moves nothing.
+            fold.write = Some(attempt);
         }
         // Not tied to the change of the row: a late yes that is contested counts at once and is booked only when it is
         // resolved, by an event of the same rank.

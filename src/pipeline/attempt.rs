@@ -20,6 +20,8 @@ pub(super) enum After {
     Final(Verdict),
     /// The walk is over and the lead was closed together with the commit.
     Closed(Box<ClosedWithCommit>),
+    /// The lead waits for this buyer.
+    Parked,
     /// The walk cannot go on in this gateway.
     Abandoned,
 }
@@ -33,7 +35,7 @@ pub(super) struct ClosedWithCommit {
 
 /// Which verb ends the lease.
 #[derive(Clone, Copy)]
-enum Verb {
+pub(super) enum Verb {
     Refund,
     Expire,
     Doubt,
@@ -72,6 +74,11 @@ impl Walk<'_> {
                 let reason = reason.clone();
                 self.after_no(offer, &held, outcome, &reason, &known).await
             }
+            Outcome::Pending { .. } => {
+                // Cannot fail because only a buyer that may decide later is read as pending; nothing is too late at once.
+                let within = buyer.answer.pending_within.unwrap_or_default();
+                self.after_pending(offer, &held, within, &known).await
+            }
             Outcome::Unsent { reason } => self.after_no(offer, &held, AttemptOutcome::Unsent, reason, &known).await,
             Outcome::InDoubt { reason, .. } => {
                 self.story.attempted(offer, AttemptOutcome::InDoubt, Some(reason));
@@ -81,7 +88,13 @@ impl Walk<'_> {
     }
 
     fn not_sent(&self) -> Known {
-        Known { sent_at: self.gateway.store.now(), duration: Duration::ZERO, http_status: None, reason: None, reference: None }
+        Known {
+            sent_at: self.gateway.store.now(),
+            duration: Duration::ZERO,
+            http_status: None,
+            reason: None,
+            reference: None,
+        }
     }
 
     /// A yes in time: commit, and close in the same round trip where the store can.
@@ -220,12 +233,20 @@ impl Walk<'_> {
                     self.story.attempted(offer, AttemptOutcome::Declined, Some("late"));
                     After::NextBuyer
                 }
-                Ok(Outcome::InDoubt { .. }) | Err(_) => After::Final(Verdict::InDoubt(buyer)),
+                Ok(Outcome::InDoubt { .. } | Outcome::Pending { .. }) | Err(_) => After::Final(Verdict::InDoubt(buyer)),
             },
         }
     }
 
     async fn end(&self, verb: Verb, end: &LeaseEnd) -> After {
+        match self.end_lease(verb, end).await {
+            Some(_) => After::NextBuyer,
+            None => After::Abandoned,
+        }
+    }
+
+    /// Ends a lease; `None` when the walk cannot go on in this gateway.
+    pub(super) async fn end_lease(&self, verb: Verb, end: &LeaseEnd) -> Option<EndReply> {
         let mut pause = self.gateway.backoff();
         loop {
             let reply = match verb {
@@ -234,24 +255,23 @@ impl Walk<'_> {
                 Verb::Doubt => self.gateway.store.doubt(end).await,
             };
             match reply {
-                Ok(EndReply::Done | EndReply::Late { .. } | EndReply::Already(_)) => {
+                Ok(EndReply::Missing) => {
+                    return self.gateway.record(&end.event).await.then_some(EndReply::Missing);
+                }
+                Ok(reply) => {
                     if !matches!(verb, Verb::Doubt) {
                         self.gateway.units_given_back(&end.key.buyer, &end.charges);
                     }
-                    return After::NextBuyer;
-                }
-                Ok(EndReply::Missing) => {
-                    let is_recorded = self.gateway.record(&end.event).await;
-                    return if is_recorded { After::NextBuyer } else { After::Abandoned };
+                    return Some(reply);
                 }
                 Err(error @ StoreError::Bug(_)) => {
                     self.gateway.note_store_error(&error);
-                    return After::Abandoned;
+                    return None;
                 }
                 Err(error) => self.gateway.note_store_error(&error),
             }
             if !pause.wait().await {
-                return After::Abandoned;
+                return None;
             }
         }
     }

@@ -215,7 +215,7 @@ async fn settle_late(gateway: &Arc<Gateway>, board: &Mutex<Board>, attempt: &Lat
                     other => other,
                 }
             }
-            Outcome::Unsent { .. } | Outcome::InDoubt { .. } => match attempt.policy {
+            Outcome::Unsent { .. } | Outcome::InDoubt { .. } | Outcome::Pending { .. } => match attempt.policy {
                 OnTimeout::Reserve => gateway.store.expire(&held.in_doubt(false, &attempt.known)).await,
                 OnTimeout::Refund | OnTimeout::Hold => return,
             },

@@ -73,7 +73,11 @@ impl Story {
 
     /// A candidate that is not called for a while.
     pub fn resting(&mut self, offer: usize, rest: Rest) {
-        self.skipped(offer, Check::Breaker, [("rest_s", rest.left.as_secs().to_string()), ("why", rest.why.to_owned())]);
+        self.skipped(
+            offer,
+            Check::Breaker,
+            [("rest_s", rest.left.as_secs().to_string()), ("why", rest.why.to_owned())],
+        );
     }
 
     /// A candidate that has the person by another lead.
@@ -94,15 +98,7 @@ impl Story {
 
     /// A candidate that was asked.
     pub fn attempted(&mut self, offer: usize, outcome: AttemptOutcome, reason: Option<&str>) {
-        let check = match outcome {
-            AttemptOutcome::Accepted | AttemptOutcome::LateAccepted => Check::Accepted,
-            AttemptOutcome::Declined => Check::Declined,
-            AttemptOutcome::Duplicate => Check::Duplicate,
-            AttemptOutcome::Unsent => Check::Unsent,
-            AttemptOutcome::InDoubt => Check::InDoubt,
-        };
-        let values = reason.map(|reason| ("reason".to_owned(), Value::String(reason.to_owned()))).into_iter().collect();
-        self.notes.insert(offer, (check, values));
+        self.notes.insert(offer, note_of(outcome, reason));
     }
 
     /// Time or attempts ended the walk before every candidate was asked.
@@ -117,7 +113,9 @@ impl Story {
         }
         let furthest = self.notes.values().filter_map(|(check, _)| reason_of(*check)).max();
         match furthest {
-            Some(UnsoldReason::Capped | UnsoldReason::Duplicate) | None if self.is_store_unready => UnsoldReason::Unavailable,
+            Some(UnsoldReason::Capped | UnsoldReason::Duplicate) | None if self.is_store_unready => {
+                UnsoldReason::Unavailable
+            }
             Some(reason) => reason,
             None => UnsoldReason::NoBuyer,
         }
@@ -164,6 +162,32 @@ pub fn told_by_attempts(campaign: &CompiledCampaign, attempts: &[AttemptRow]) ->
         CandidateNote { buyer: offer.buyer.id.clone(), check, values }
     };
     offers.iter().enumerate().map(note).collect()
+}
+
+/// A story that ended with its walk, and what the books know besides: how attempts have ended since. `None` for text that is no
+/// story.
+#[must_use]
+pub fn told_further(told: &str, attempts: &[AttemptRow]) -> Option<String> {
+    let mut explanation: Explanation = serde_json::from_str(told).ok()?;
+    for note in &mut explanation.candidates {
+        if let Some(attempt) = attempts.iter().find(|attempt| attempt.buyer == note.buyer) {
+            (note.check, note.values) = note_of(attempt.outcome, attempt.reason.as_deref());
+        }
+    }
+    serde_json::to_string(&explanation).ok()
+}
+
+/// What is told of an attempt.
+fn note_of(outcome: AttemptOutcome, reason: Option<&str>) -> (Check, Map<String, Value>) {
+    let check = match outcome {
+        AttemptOutcome::Accepted | AttemptOutcome::LateAccepted => Check::Accepted,
+        AttemptOutcome::Declined => Check::Declined,
+        AttemptOutcome::Duplicate => Check::Duplicate,
+        AttemptOutcome::Unsent => Check::Unsent,
+        AttemptOutcome::InDoubt => Check::InDoubt,
+    };
+    let values = reason.map(|reason| ("reason".to_owned(), Value::String(reason.to_owned()))).into_iter().collect();
+    (check, values)
 }
 
 /// How far a candidate with this note came; `None` for those that say nothing about an unsold lead.

@@ -12,6 +12,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
+use super::decision;
 use crate::app::Gateway;
 use crate::domain::event::{Closed, EntryId, Mark};
 use crate::domain::explanation::Explanation;
@@ -19,6 +20,7 @@ use crate::domain::id::{BuyerId, LeadId, Partition};
 use crate::domain::lead::Lead;
 use crate::domain::lease::OpenLease;
 use crate::domain::outcome::{AttemptOutcome, LeadStatus, Sold, UnsoldReason, Verdict};
+use crate::domain::parked::Parked;
 use crate::domain::routing::{OnCrash, OnTimeout};
 use crate::intake::parse::{BodyType, parse};
 use crate::intake::reply;
@@ -37,7 +39,7 @@ const WAITING_MAX: usize = 5_000;
 /// Open leases looked through for those of a lead.
 const OPEN_LEASES_MAX: usize = 20_000;
 /// An owner that is only slow is left alone this long after its deadline.
-const GRACE: Duration = Duration::from_secs(2);
+pub(super) const GRACE: Duration = Duration::from_secs(2);
 /// How long a claimed lead waits for its attempts to reach the books before it is left for the next claim. Longer than a
 /// gateway that was cut off in the middle of settling can keep the books' marks to itself.
 const BOOKS_PATIENCE: Duration = Duration::from_secs(20);
@@ -188,9 +190,14 @@ impl ClaimedLeads {
         let failed = some_at_once(ready, |(overdue, claimed_at)| {
             let gateway = gateway.clone();
             async move {
-                let error = resume(&gateway, &overdue).await.err()?;
-                note(&gateway, &error);
-                Some((overdue, claimed_at))
+                match resume(&gateway, &overdue).await {
+                    Ok(Resumption::Done) => None,
+                    Ok(Resumption::LookAgain) => Some((overdue, claimed_at)),
+                    Err(error) => {
+                        note(&gateway, &error);
+                        Some((overdue, claimed_at))
+                    }
+                }
             }
         });
         waiting.extend(failed.await.into_iter().flatten());
@@ -249,11 +256,18 @@ fn has_reached(marks: &[Mark], partition: Partition, tip: EntryId) -> bool {
     tip == EntryId::default() || marks.iter().any(|mark| mark.partition == partition && mark.entry >= tip)
 }
 
-/// Closes the lead by what the books know, or routes it on.
-async fn resume(gateway: &Arc<Gateway>, overdue: &OverdueLead) -> Result<(), RecoveryError> {
+/// What became of a lead that was taken over.
+enum Resumption {
+    Done,
+    /// Its attempt was just ended; the books have it next time.
+    LookAgain,
+}
+
+/// Closes the lead by what the books know, routes it on, or lets it go on waiting for its buyer.
+async fn resume(gateway: &Arc<Gateway>, overdue: &OverdueLead) -> Result<Resumption, RecoveryError> {
     let Some(detail) = gateway.ledger.lead_detail(overdue.lead).await? else {
         tracing::error!(lead = %overdue.lead, "an open lead is not in the books: its received event was lost");
-        return Ok(());
+        return Ok(Resumption::Done);
     };
     let routing = gateway.routing();
     let hold = |buyer: &BuyerId| {
@@ -265,9 +279,15 @@ async fn resume(gateway: &Arc<Gateway>, overdue: &OverdueLead) -> Result<(), Rec
             let answer = reply::answer_body(overdue.lead, &verdict);
             close(gateway, overdue, &detail, Some((verdict, books)), answer).await?;
         }
+        Decided::ByBuyer { row, parked } => {
+            let is_done = decision::wait_on(gateway, &detail, row, parked).await?;
+            return Ok(if is_done { Resumption::Done } else { Resumption::LookAgain });
+        }
         Decided::StillForSale => {
             if let Some(order) = onward(gateway, overdue, &detail) {
-                gateway.telemetry.store.recovered.count(Recovered::Routed);
+                if was_left_alone(&detail) {
+                    gateway.telemetry.store.recovered.count(Recovered::Routed);
+                }
                 let (progress, _nobody) = watch::channel(Progress::Admitted);
                 gateway.tasks.spawn(pipeline::walk(gateway.clone(), order, progress));
             } else {
@@ -278,10 +298,10 @@ async fn resume(gateway: &Arc<Gateway>, overdue: &OverdueLead) -> Result<(), Rec
             }
         }
     }
-    Ok(())
+    Ok(Resumption::Done)
 }
 
-enum Decided {
+enum Decided<'a> {
     /// The books have the answer; the store's record came back without it.
     Answered(String),
     /// An attempt decides.
@@ -289,10 +309,15 @@ enum Decided {
         verdict: Verdict,
         books: bool,
     },
+    /// Not before this attempt's buyer has decided, or its time is over.
+    ByBuyer {
+        row: &'a AttemptRow,
+        parked: Parked,
+    },
     StillForSale,
 }
 
-fn decided(detail: &LeadDetail, is_hold: impl Fn(&BuyerId) -> bool) -> Decided {
+fn decided(detail: &LeadDetail, is_hold: impl Fn(&BuyerId) -> bool) -> Decided<'_> {
     if let (true, Some(answer)) = (detail.lead.status != LeadStatus::Pending, &detail.lead.answer) {
         return Decided::Answered(answer.clone());
     }
@@ -306,6 +331,10 @@ fn decided(detail: &LeadDetail, is_hold: impl Fn(&BuyerId) -> bool) -> Decided {
     let find = |outcome| detail.attempts.iter().find(|attempt| attempt.outcome == outcome);
     if let Some(attempt) = find(AttemptOutcome::Accepted) {
         return Decided::By { verdict: Verdict::Sold(sale(attempt)), books: false };
+    }
+    // It was promised its time, so a late yes of an earlier buyer waits, and sells the lead if this one does not take it.
+    if let Some((row, parked)) = decision::waiting(detail) {
+        return Decided::ByBuyer { row, parked };
     }
     if let Some(attempt) = find(AttemptOutcome::LateAccepted) {
         return Decided::By { verdict: Verdict::Sold(sale(attempt)), books: true };
@@ -325,9 +354,10 @@ async fn close(
     answer: String,
 ) -> Result<(), RecoveryError> {
     let row = &detail.lead;
-    let explanation = match &row.explanation {
-        Some(text) => text.clone(),
-        None => recovered_explanation(gateway, detail),
+    let explanation = match (&verdict, &row.explanation) {
+        (None, Some(text)) => text.clone(),
+        (Some(_), Some(text)) => pipeline::told_further(text, &detail.attempts).unwrap_or_else(|| text.clone()),
+        (_, None) => recovered_explanation(gateway, detail),
     };
     let (lead, publisher, campaign) = (row.lead, row.publisher.clone(), row.campaign.clone());
     let decided = match &verdict {
@@ -358,12 +388,19 @@ async fn close(
     if let Some((verdict, _)) = &verdict {
         gateway.telemetry.leads(&row.campaign, &row.publisher).closed(verdict);
         match verdict {
+            _ if !was_left_alone(detail) => {}
             Verdict::Sold(_) => gateway.telemetry.store.recovered.count(Recovered::Sold),
             Verdict::InDoubt(_) => gateway.telemetry.store.recovered.count(Recovered::InDoubt),
             Verdict::Unsold(_) => {}
         }
     }
     Ok(())
+}
+
+/// Did its gateway leave the lead without an end? One that waited for a buyer has its story in the books, and goes on as it was
+/// meant to.
+fn was_left_alone(detail: &LeadDetail) -> bool {
+    detail.lead.explanation.is_none()
 }
 
 /// What is left of the story when its teller died: the attempts, as the books have them, and every other candidate as not

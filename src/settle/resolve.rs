@@ -20,6 +20,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tokio::time::Instant;
 
+use super::decision::{charges, parked};
 use super::recovery::{RecoveryError, wait_for_books};
 use super::returns::KNOWLEDGE_MAX;
 use crate::app::Gateway;
@@ -30,7 +31,6 @@ use crate::domain::lease::{Charge, EndMark, LeaseKey};
 use crate::domain::money::Micros;
 use crate::domain::outcome::{AttemptOutcome, LeadStatus, Sold, UnsoldReason, Verdict};
 use crate::domain::routing::Publisher;
-use crate::domain::window::Window;
 use crate::intake::reply;
 use crate::ledger::{AttemptRow, LeadDetail, LedgerError};
 use crate::store::{EndReply, LeaseEnd, StoreError};
@@ -175,7 +175,7 @@ pub(super) async fn is_under_way(gateway: &Gateway, key: &LeaseKey) -> Result<bo
 }
 
 /// A cap that the routing no longer has keeps what was reserved: it errs towards closed.
-fn is_money(gateway: &Gateway, buyer: &BuyerId, cap: &CapId) -> bool {
+pub(super) fn is_money(gateway: &Gateway, buyer: &BuyerId, cap: &CapId) -> bool {
     let routing = gateway.routing();
     let caps = routing.compiled.routing().buyers.get(buyer).map_or(&[][..], |buyer| &buyer.caps);
     caps.iter().any(|known| known.id == *cap && matches!(known.limit, Limit::Spend(_)))
@@ -277,6 +277,12 @@ struct Doubt {
 fn decide(question: &Question<'_>, is_money: impl Fn(&CapId) -> bool) -> Result<Next, LedgerError> {
     let Question { detail, buyer, wish, .. } = *question;
     let Some(row) = detail.attempts.iter().find(|attempt| attempt.buyer == *buyer) else { return Ok(Next::Unknown) };
+    if let Some(parked) = parked(row) {
+        let until = parked.until;
+        return Ok(Next::Contradicts(format!(
+            "it is not in doubt: the buyer answered \"pending\" and decides until {until}"
+        )));
+    }
     let account = format!("buyer:{buyer}");
     let is_booked = detail.entries.iter().any(|entry| entry.kind == "sale" && entry.account == account);
     let was_resolved = row.reason.as_deref() == Some(RESOLVED);
@@ -324,14 +330,7 @@ fn doubt(
     amount: impl Fn(u64, &CapId) -> u64,
 ) -> Result<Doubt, LedgerError> {
     let held = row.charged()?;
-    let charge = |window: &WindowAmount| {
-        let start = Timestamp::from_millisecond(window.start_ms)
-            .map_err(|_| LedgerError::Bug("a window of an attempt row is out of range".to_owned()))?;
-        // Ends are kept with open leases only, and a doubt is none.
-        let window_of = Window { start, end: None };
-        Ok::<_, LedgerError>(Charge { cap: window.cap.clone(), window: window_of, amount: window.amount })
-    };
-    let charges = held.iter().map(charge).collect::<Result<_, _>>()?;
+    let charges = charges(&held)?;
     let windows = held.iter().map(|w| WindowAmount { amount: amount(w.amount, &w.cap), ..w.clone() }).collect();
     let event = resolved(question, row, outcome, windows);
     let key = LeaseKey { lead: row.lead, buyer: row.buyer.clone() };
@@ -370,7 +369,7 @@ fn resolved(question: &Question<'_>, row: &AttemptRow, outcome: AttemptOutcome, 
 }
 
 /// What the publisher is owed for the lead so far; a sale that was returned counts for nothing.
-fn paid_to_publisher(detail: &LeadDetail) -> Micros {
+pub(super) fn paid_to_publisher(detail: &LeadDetail) -> Micros {
     let account = format!("publisher:{}", detail.lead.publisher);
     Micros(detail.entries.iter().filter(|entry| entry.account == account).map(|entry| entry.amount.0).sum())
 }

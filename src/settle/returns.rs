@@ -149,7 +149,7 @@ fn decide(question: &Question<'_>, reason: &str) -> Result<Next, LedgerError> {
 }
 
 /// Without what they repeat of the lead, as far as the books still have it.
-fn words(detail: &LeadDetail, reason: &str) -> String {
+pub(super) fn words(detail: &LeadDetail, reason: &str) -> String {
     let payload = detail.lead.payload.as_deref().unwrap_or_default();
     match parse(BodyType::Json, payload.as_bytes(), &[]) {
         Ok(parsed) => without_values(reason, &parsed.fields),

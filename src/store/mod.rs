@@ -26,7 +26,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use jiff::Timestamp;
 
-use crate::domain::event::{Attempt, ClaimKey, Closed, EntryId, JournalEntry, Life, Mark, Received, WindowAmount};
+use crate::domain::event::{
+    Attempt, ClaimKey, Closed, EntryId, JournalEntry, Life, Mark, ParkedLead, Received, WindowAmount,
+};
 use crate::domain::id::{BuyerId, CapId, LeadId, Partition, PublisherId};
 use crate::domain::lease::{Charge, EndMark, LeaseKey, OpenLease};
 use crate::domain::person::{Person, PersonMark};
@@ -179,6 +181,22 @@ pub struct OverdueLead {
     pub publisher: PublisherId,
     /// The claim it was admitted under.
     pub claim: Option<ClaimKey>,
+}
+
+/// Moves the deadline of an open lead, which is when recovery takes it over. All instants count in whole milliseconds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MoveDeadline {
+    /// The lead.
+    pub lead: LeadId,
+    /// Who sent it.
+    pub publisher: PublisherId,
+    /// Only if the deadline is this one; without it whatever it is, which only the lead's own walk or whoever has claimed it may
+    /// ask for.
+    pub from: Option<Timestamp>,
+    /// The new one, by the store's clock.
+    pub to: Timestamp,
+    /// Appended when the deadline is moved.
+    pub event: Option<ParkedLead>,
 }
 
 /// What is under way, over all partitions.
@@ -412,6 +430,10 @@ pub trait Store: Send + Sync + std::fmt::Debug {
         extend: Duration,
         count_max: usize,
     ) -> Result<Vec<OverdueLead>, StoreError>;
+
+    /// Moves an open lead's deadline. False, and nothing is changed, when it is not open or its deadline is another one; a lead
+    /// whose deadline is the new one already is moved. Waits for a partition that is closed.
+    async fn move_deadline(&self, moved: &MoveDeadline) -> Result<bool, StoreError>;
 
     /// How many leads and leases are open in all partitions.
     async fn open_counts(&self) -> Result<OpenCounts, StoreError>;

@@ -22,7 +22,7 @@ pub mod names;
 mod recorders;
 
 pub use recorders::{
-    BuyerMetrics, CapMetrics, CounterOf, FilterMetrics, GaugeOf, IntakeMetrics, LeadMetrics, LeaseResult,
+    BuyerMetrics, CapMetrics, CounterOf, Decided, FilterMetrics, GaugeOf, IntakeMetrics, LeadMetrics, LeaseResult,
     LedgerMetrics, PostbackResult, Recovered, ReloadResult, RoutingMetrics, SETTLED_TABLES, StoreMetrics,
 };
 

@@ -77,6 +77,8 @@ metrics! {
         "From the start of a forward to its verdict or time-out, by buyer.";
     LATE_ACCEPTED = "capgate_late_accepted_total", Kind::Counter,
         "Acceptances that came after the time-out, by buyer.";
+    DECIDED = "capgate_decisions_total", Kind::Counter,
+        "Pending answers that were decided, or whose time passed (expired), by buyer and decision.";
     CONTESTED = "capgate_contested_total", Kind::Counter,
         "Late acceptances of leads that another buyer has, by buyer: an alarm.";
     BREAKER_OPEN = "capgate_breaker_open", Kind::Gauge,

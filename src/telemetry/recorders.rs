@@ -132,6 +132,18 @@ words! {
 }
 
 words! {
+    /// How an attempt ended whose buyer had answered "pending".
+    Decided {
+        /// The buyer takes the lead.
+        Accepted = "accepted",
+        /// The buyer does not.
+        Declined = "declined",
+        /// Its time passed without a decision.
+        Expired = "expired",
+    }
+}
+
+words! {
     /// What a reload did.
     ReloadResult {
         /// The new routing is in force.
@@ -275,6 +287,8 @@ pub struct BuyerMetrics {
     pub late_accepted: Counter,
     /// Late acceptances of leads that another buyer has.
     pub contested: Counter,
+    /// Ends of attempts whose buyer had answered "pending", by this gateway.
+    pub decided: CounterOf<Decided>,
     /// Units counted above their limit.
     pub cap_overshoot: Counter,
     /// 1 while it rests.
@@ -304,6 +318,7 @@ impl BuyerMetrics {
             forward_duration: registry.histogram(&names::FORWARD_DURATION, &label),
             late_accepted: registry.counter(&names::LATE_ACCEPTED, &label),
             contested: registry.counter(&names::CONTESTED, &label),
+            decided: CounterOf::new(registry, &names::DECIDED, &label, "decision", Decided::words()),
             cap_overshoot: registry.counter(&names::CAP_OVERSHOOT, &label),
             breaker_open: registry.gauge(&names::BREAKER_OPEN, &label),
             paused: registry.gauge(&names::BUYER_PAUSED, &label),

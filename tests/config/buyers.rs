@@ -172,7 +172,12 @@ fn a_breaker_has_defaults_and_bounds() {
     let rule = buyer("breaker = { failures = 3, rest_s = 60 }").breaker;
     assert_eq!((rule.failures, rule.rest.as_secs()), (3, 60));
     assert_eq!(buyer("breaker = { failures = 0 }").breaker.failures, 0);
-    for (rule, key) in [("{ failures = -1 }", "failures"), ("{ rest_s = 0 }", "rest_s"), ("{ rest_s = 3601 }", "rest_s"), ("{ rate = 1 }", "rate")] {
+    for (rule, key) in [
+        ("{ failures = -1 }", "failures"),
+        ("{ rest_s = 0 }", "rest_s"),
+        ("{ rest_s = 3601 }", "rest_s"),
+        ("{ rate = 1 }", "rate"),
+    ] {
         only_error(&buyer_problems(&format!("breaker = {rule}")), &format!("buyer[sunco].breaker.{key}"));
     }
 }
@@ -247,7 +252,9 @@ redirect_url = "/a~1b""#,
         ("accepted = { path = \"/a\", on = [\"x\"], in = [\"x\"] }", "accepted.on"),
         ("price = \"/a~2\"", "price"),
         ("on_5xx = \"maybe\"", "on_5xx"),
-        ("pending_within_s = 600", "pending_within_s"),
+        ("pending_within_s = 0", "pending_within_s"),
+        ("pending_within_s = 2592001", "pending_within_s"),
+        ("pending_within_s = \"1h\"", "pending_within_s"),
     ] {
         let problems = routing_of(&with_answer(answer)).expect_err(answer);
         only_error(&problems, &format!("buyer[b].answer.{key}"));
@@ -311,6 +318,13 @@ fn f90_secrets_of_a_buyer_are_never_printed() {
     let problems = routing_of("[[publisher]]\nid = \"a\"\npayout = { flat = \"1\" }\nkeys_sha256 = [\"hunter2\"]\n")
         .expect_err("not a hash");
     assert!(!problems.to_string().contains("hunter2"), "{problems}");
+}
+
+#[test]
+fn a_buyer_that_decides_later_needs_a_key_for_it() {
+    let (routing, warnings) = routing_of(&with_buyer("answer = { pending_within_s = 600 }")).expect("a warning only");
+    assert_eq!(routing.buyers["sunco"].answer.pending_within, Some(Duration::from_mins(10)));
+    assert_keys(&config::Problems(warnings), &["buyer[sunco].keys_sha256"]);
 }
 
 #[test]

@@ -119,6 +119,7 @@ macro_rules! store_contract {
             give_back_is_remembered,
             overdue_leads_are_claimed_once,
             overdue_leads_wait_for_the_grace,
+            p4_a_parked_lead_is_taken_over_only_when_its_wait_is_over,
             journal_is_read_in_order_and_trimmed_by_the_mark,
             f66_events_stand_in_the_journal_when_the_call_answers,
             p8_nothing_is_granted_before_a_life,

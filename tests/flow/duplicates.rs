@@ -22,7 +22,8 @@ async fn rig(place: &Place) -> StubBuyer {
         .await
         .expect("a stub buyer");
     let rule = "timeout_ms = 6000\nduplicates = { fields = [\"phone\"], days = 30 }\n[[buyer.cap]]\nwindow = \"total\"\nleads = 1000\n";
-    let more = format!("{rule}[buyer.answer]\naccepted = {{ path = \"/status\", in = [\"accepted\"] }}\nreference = \"/id\"");
+    let more =
+        format!("{rule}[buyer.answer]\naccepted = {{ path = \"/status\", in = [\"accepted\"] }}\nreference = \"/id\"");
     place.write_routing(&routing(&[
         BuyerLine { id: "picky", url: stub.url("/picky"), more: rule, price: "30.00" },
         BuyerLine { id: "sunco", url: stub.url("/sunco"), more: &more, price: "25.00" },

@@ -22,6 +22,7 @@ mod cluster;
 #[path = "../support/cluster.rs"]
 mod cluster_support;
 mod crash;
+mod decisions;
 mod duplicates;
 mod elsewhere;
 mod headline;

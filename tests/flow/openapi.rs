@@ -131,6 +131,14 @@ async fn every_answer_is_as_the_openapi_document_says() {
     document.check("returnLead", 401, give_back(&sold, KEY, reason)).await;
     document.check("returnLead", 404, give_back(&path(&doubt.to_string()), BUYER_KEY, reason)).await;
 
+    // What it says of a lead that never waited for it: a yes that it has given, and a no that it has not.
+    let decision = sold.replace("/return", "/decision");
+    let yes = document.check("decideLead", 200, give_back(&decision, BUYER_KEY, r#"{"decision":"accepted"}"#)).await;
+    assert_eq!(yes["price"], "25.00");
+    document.check("decideLead", 409, give_back(&decision, BUYER_KEY, r#"{"decision":"declined"}"#)).await;
+    document.check("decideLead", 400, give_back(&decision, BUYER_KEY, "{}")).await;
+    document.check("decideLead", 401, give_back(&decision, KEY, "{}")).await;
+
     // The operator's side.
     document.check("getLead", 200, ask(admin, get.clone(), &format!("/v1/leads/{doubt}"))).await;
     for operation in ["getHealth", "getReadiness", "getMetrics"] {

@@ -61,7 +61,8 @@ async fn exchange(id: &str, status: u16, answer: &[u8]) -> (Sent, Outcome) {
     known.url.set_port(here.port()).unwrap();
     let permit = forwarder.enter(&buyer).expect("room");
     let (price, currency) = (Micros(25_500_000), Currency::new("USD").unwrap());
-    let order = ForwardOrder { buyer, lead: Arc::new(ann()), country: "US".into(), price, currency, permit, turn: None };
+    let order =
+        ForwardOrder { buyer, lead: Arc::new(ann()), country: "US".into(), price, currency, permit, turn: None };
     let outcome = forwarder.forward(order).await.outcome;
     let request = server.requests().remove(0);
     let (head, body) = request.split_once("\r\n\r\n").unwrap();

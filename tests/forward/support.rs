@@ -75,6 +75,7 @@ pub fn buyer_with(url: &str, change: impl FnOnce(&mut Buyer)) -> Arc<Buyer> {
             accepted: AnswerRule::Path { pointer: "/status".into(), values: vec!["accepted".into()] },
             duplicate: None,
             on_5xx: On5xx::Declined,
+            pending_within: None,
             price: Some(AnswerText::Path("/price".into())),
             reason: Some(AnswerText::Path("/reason".into())),
             redirect_url: None,

@@ -20,6 +20,7 @@ pub fn partition_of(event: &Event) -> Partition {
         Event::Received(received) => received.publisher.as_str(),
         Event::Attempt(attempt) => attempt.buyer.as_str(),
         Event::Closed(closed) => closed.publisher.as_str(),
+        Event::Parked(parked) => parked.publisher.as_str(),
         Event::Returned(returned) => returned.buyer.as_str(),
     };
     Partition::of(id, PARTITIONS)

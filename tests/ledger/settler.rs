@@ -7,15 +7,15 @@ use async_trait::async_trait;
 use capgate::clock::SystemClock;
 use capgate::domain::event::{Attempt, Closed, EntryId, Event, JournalEntry, Life, Mark, WindowAmount};
 use capgate::domain::id::{BuyerId, CapId, LeadId, Partition, PublisherId};
-use capgate::domain::person::{Person, PersonMark};
 use capgate::domain::lease::{EndMark, LeaseKey, OpenLease};
+use capgate::domain::person::{Person, PersonMark};
 use capgate::domain::window::Window;
 use capgate::ledger::BookedLead;
 use capgate::settle::settler::{Settler, SettlerParts, Trouble};
 use capgate::store::{
-    Admission, Admit, BeginReply, Close, CloseReply, Comparison, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts,
-    OverdueLead, PersonReply, ReadBack, ReconcileReply, ReturnReply, SaleReturn, SeedReply, Standing, Store, StoreError,
-    StoreHealth, Take, TakeReply,
+    Admission, Admit, BeginReply, Close, CloseReply, Comparison, CounterKey, EndReply, LeadState, LeaseEnd,
+    MoveDeadline, OpenCounts, OverdueLead, PersonReply, ReadBack, ReconcileReply, ReturnReply, SaleReturn, SeedReply,
+    Standing, Store, StoreError, StoreHealth, Take, TakeReply,
 };
 use jiff::Timestamp;
 use parking_lot::Mutex;
@@ -151,6 +151,9 @@ impl Store for Journals {
         unreachable!("settlement does not ask for this")
     }
     async fn open_leases(&self, _: Partition, _: usize) -> Result<Vec<OpenLease>, StoreError> {
+        unreachable!("settlement does not ask for this")
+    }
+    async fn move_deadline(&self, _: &MoveDeadline) -> Result<bool, StoreError> {
         unreachable!("settlement does not ask for this")
     }
     async fn claim_overdue_leads(

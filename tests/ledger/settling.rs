@@ -1,13 +1,13 @@
 //! What settlement writes.
 
-use capgate::domain::event::{Attempt, Closed, Event, WindowAmount};
+use capgate::domain::event::{Attempt, Closed, Event, ParkedLead, WindowAmount};
 use capgate::domain::id::{CapId, LeadId};
 use capgate::domain::money::Micros;
 use capgate::domain::outcome::{AttemptOutcome, LeadStatus};
 use rand::SeedableRng as _;
 use rand::seq::SliceRandom as _;
 
-use crate::events::{DAY_MS, PAYOUT, PRICE, RECEIVED_US, attempt, claim, received, sale, sold, unsold};
+use crate::events::{DAY_MS, PAYOUT, PRICE, RECEIVED_US, attempt, claim, publisher, received, sale, sold, unsold};
 use crate::journal::{Journal, PARTITIONS};
 use crate::support::Books;
 
@@ -284,4 +284,48 @@ pub async fn batches_are_bounded_and_shared_between_partitions(books: &Books) {
     let idle = books.ledger.settle(&journal, 12).await.unwrap();
     assert_eq!((idle.entries, idle.marks.len(), idle.has_more), (0, 0, false));
     assert_eq!(books.ledger.marks(PARTITIONS).await.unwrap().len(), usize::from(PARTITIONS));
+}
+
+/// Also when everything is settled a second time, and in the order that a restatement may bring.
+pub async fn p10_a_parked_lead_is_told_of_and_a_late_decision_is_only_noted(books: &Books) {
+    let journal = Journal::default();
+    let lead = LeadId::generate();
+    let parked =
+        |story: &str| Event::Parked(ParkedLead { lead, publisher: publisher("acme"), explanation: story.to_owned() });
+    let with = |outcome, reason: &str| {
+        let counted = outcome == AttemptOutcome::InDoubt;
+        Event::Attempt(Attempt { counted, reason: Some(reason.into()), ..attempt(lead, "acme", "sunco", outcome) })
+    };
+    // Nobody is told of a lead that is not in the books.
+    journal.append(&Event::Parked(ParkedLead {
+        lead: LeadId::generate(),
+        publisher: publisher("acme"),
+        explanation: "{}".into(),
+    }));
+    journal.append(&Event::Received(received(lead, "acme")));
+    journal.append(&with(AttemptOutcome::InDoubt, "pending until 2026-03-08T13:00:00Z, at most 25.00"));
+    journal.append(&parked("{\"a\":1}"));
+    books.settle_all(&journal, 100).await;
+    let detail = books.ledger.lead_detail(lead).await.unwrap().unwrap();
+    assert_eq!((detail.lead.status, detail.lead.explanation.as_deref()), (LeadStatus::Pending, Some("{\"a\":1}")));
+    assert!(detail.attempts[0].counted);
+    let sum = "SELECT CAST(COALESCE(SUM(used), 0) AS SIGNED) FROM v_cap_usage";
+    assert_eq!(books.raw.number(sum).await, 25_000_001);
+
+    journal.append(&with(AttemptOutcome::Declined, "pending_expired"));
+    journal.append(&with(AttemptOutcome::Declined, "too_late: accepted"));
+    journal.append(&with(AttemptOutcome::Declined, "pending_expired"));
+    let mut closed = sold(lead, "acme", "other");
+    closed.explanation = "{\"b\":2}".into();
+    journal.append(&Event::Closed(closed));
+    journal.append(&parked("{\"a\":1}"));
+    for _ in 0..2 {
+        books.settle_all(&journal, 3).await;
+        let detail = books.ledger.lead_detail(lead).await.unwrap().unwrap();
+        let row = &detail.attempts[0];
+        assert_eq!((row.outcome, row.reason.as_deref()), (AttemptOutcome::Declined, Some("too_late: accepted")));
+        assert_eq!((row.counted, detail.lead.explanation.as_deref()), (false, Some("{\"b\":2}")));
+        assert_eq!(books.raw.number(sum).await, 0, "P2");
+        books.put_marks_back().await;
+    }
 }

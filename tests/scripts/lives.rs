@@ -164,6 +164,7 @@ pub(crate) async fn told(store: &dyn Store, id: &str, life: Life) -> Vec<String>
         Event::Received(received) => format!("received {}", received.lead),
         Event::Attempt(attempt) => format!("{} {}", attempt.outcome.as_str(), attempt.lead),
         Event::Closed(closed) => format!("closed {}", closed.lead),
+        Event::Parked(parked) => format!("parked {}", parked.lead),
         Event::Returned(returned) => format!("returned {}", returned.lead),
     };
     entries.iter().map(name).collect()

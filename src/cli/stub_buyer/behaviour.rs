@@ -20,6 +20,8 @@ pub enum Behaviour {
     Decline,
     /// Says no: has this person already.
     Duplicate,
+    /// Says that it decides later: 202, `pending`. The decision is the caller's of the stub to post.
+    Pending,
     /// Answers with this status and no verdict.
     Error(u16),
     /// Reads the lead and never answers.
@@ -56,7 +58,7 @@ pub enum Behaviour {
 /// Text that names no behaviour.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is not a behaviour: use accept, decline, duplicate, error[:STATUS], hang, late:MS, drip[:MS], close, garbage, \
+    "{0:?} is not a behaviour: use accept, decline, duplicate, pending, error[:STATUS], hang, late:MS, drip[:MS], close, garbage, \
      say:STATUS:TEXT, redirect[:STATUS[:LOCATION]], delay:MS:BEHAVIOUR or random:BEHAVIOUR=WEIGHT,..."
 )]
 pub struct UnknownBehaviour(String);
@@ -99,6 +101,7 @@ fn parse(text: &str) -> Option<Behaviour> {
         ("accept", None) => Some(Behaviour::Accept),
         ("decline", None) => Some(Behaviour::Decline),
         ("duplicate", None) => Some(Behaviour::Duplicate),
+        ("pending", None) => Some(Behaviour::Pending),
         ("hang", None) => Some(Behaviour::Hang),
         ("close", None) => Some(Behaviour::Close),
         ("garbage", None) => Some(Behaviour::Garbage),
@@ -184,6 +187,7 @@ mod tests {
         let delay = |by, then| Behaviour::Delay(by, Box::new(then));
         for (text, expected) in [
             ("accept", Behaviour::Accept),
+            ("pending", Behaviour::Pending),
             ("error", Behaviour::Error(500)),
             ("error:503", Behaviour::Error(503)),
             ("late:250", delay(ms(250), Behaviour::Accept)),

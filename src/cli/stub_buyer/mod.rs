@@ -43,6 +43,7 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 
 const ACCEPTED: &str = r#"{"status":"accepted"}"#;
 const REJECTED: &str = r#"{"status":"rejected","reason":"not interested"}"#;
+const PENDING: &str = r#"{"status":"pending"}"#;
 const DUPLICATE: &str = r#"{"status":"duplicate","reason":"seen before"}"#;
 
 /// Arguments of `capgate stub-buyer`.
@@ -51,7 +52,7 @@ pub struct StubBuyerArgs {
     /// Address to listen on, such as 127.0.0.1:8081 (port 0: any free one)
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8081")]
     pub listen: SocketAddr,
-    /// What happens at a path: accept, decline, duplicate, error[:STATUS], hang, late:MS, drip[:MS], close, garbage,
+    /// What happens at a path: accept, decline, duplicate, pending, error[:STATUS], hang, late:MS, drip[:MS], close, garbage,
     /// say:STATUS:TEXT, redirect[:STATUS[:LOCATION]], delay:MS:BEHAVIOUR or random:BEHAVIOUR=WEIGHT,... Paths not named accept
     #[arg(long = "path", value_name = "PATH=BEHAVIOUR")]
     pub paths: Vec<PathBehaviour>,
@@ -247,6 +248,7 @@ async fn act(behaviour: Behaviour) -> Result<Response<Body>, ClosedOnPurpose> {
         Behaviour::Accept => answer(StatusCode::OK, ACCEPTED),
         Behaviour::Decline => answer(StatusCode::OK, REJECTED),
         Behaviour::Duplicate => answer(StatusCode::OK, DUPLICATE),
+        Behaviour::Pending => answer(StatusCode::ACCEPTED, PENDING),
         Behaviour::Garbage => answer(StatusCode::OK, "<html>\u{fffd}{{{ it works"),
         Behaviour::Say { status, text } => answer(status_of(status), text),
         Behaviour::Error(status) => answer(status_of(status), r#"{"status":"error"}"#),
@@ -338,7 +340,8 @@ impl Shared {
                 }
             }
             Behaviour::Decline | Behaviour::Duplicate => state.stats.declined += 1,
-            Behaviour::Error(_)
+            Behaviour::Pending
+            | Behaviour::Error(_)
             | Behaviour::Hang
             | Behaviour::Close
             | Behaviour::Garbage

@@ -11,6 +11,7 @@ fn rules() -> AnswerRules {
         accepted: path("/status", &["accepted", "ok"]),
         duplicate: Some(path("/status", &["duplicate"])),
         on_5xx: On5xx::Declined,
+        pending_within: None,
         price: Some(AnswerText::Path("/price".into())),
         reason: Some(AnswerText::Path("/reason".into())),
         redirect_url: Some(AnswerText::Path("/redirect".into())),
@@ -64,6 +65,28 @@ fn f52_only_what_accepted_matches_is_a_sale() {
         (503, "", "http_503"),
     ] {
         assert_eq!(read(status, body), declined(status, reason), "{status} {body}");
+    }
+}
+
+#[test]
+fn f52_pending_is_an_answer_only_where_it_was_agreed() {
+    let within = Some(std::time::Duration::from_secs(1));
+    // Also where a rule would take the status for a sale: the body is the more exact word.
+    let eager = AnswerRules { accepted: AnswerRule::Status(vec![200, 202]), pending_within: within, ..rules() };
+    let agreed = AnswerRules { pending_within: within, ..rules() };
+    for (status, body, is_pending) in [
+        (202, r#"{"status":"pending"}"#, true),
+        (202, r#"{"status":" Pending "}"#, true),
+        (200, r#"{"status":"pending"}"#, false),
+        (202, r#"{"status":"queued"}"#, false),
+        (202, r#"{"state":"pending"}"#, false),
+        (202, "pending", false),
+    ] {
+        let expected = Outcome::Pending { http_status: 202, reference: None };
+        for rules in [&agreed, &eager] {
+            assert_eq!(read_with(status, &[], body, rules) == expected, is_pending, "{status} {body}");
+        }
+        assert!(matches!(read_with(status, &[], body, &rules()), Outcome::Declined { .. }), "{status} {body}");
     }
 }
 

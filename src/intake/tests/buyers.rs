@@ -3,7 +3,7 @@
 use super::support::{Intake, JSON, KEY, post};
 use crate::domain::id::LeadId;
 use crate::domain::money::{Currency, Micros};
-use crate::intake::{ReturnAnswer, ReturnReceipt};
+use crate::intake::{Decision, DecisionAnswer, DecisionReceipt, ReturnAnswer, ReturnReceipt};
 
 const SUNCO: &str = "authorization: Bearer sunco-key";
 const REASON: &[u8] = br#"{"reason":"no such number"}"#;
@@ -104,4 +104,60 @@ async fn p7_a_buyer_that_asks_too_often_is_throttled_before_any_work() {
     assert!(worked >= 50 && throttled > 0, "{worked} asked, {throttled} throttled");
     let other = intake.ask(&post(&path("volt", LEAD), &["x-api-key: volt-key", JSON], REASON)).await;
     assert_eq!(other.status, 404, "another buyer paid for it");
+}
+
+#[tokio::test]
+async fn a_decision_is_read_strictly_and_every_answer_to_it_has_its_status() {
+    let intake = Intake::start().await;
+    let path = path("sunco", LEAD).replace("/return", "/decision");
+    for bad in [
+        "{",
+        "[]",
+        "{}",
+        r#"{"decision":"maybe"}"#,
+        r#"{"decision":true}"#,
+        r#"{"decision":"accepted","decision":"declined"}"#,
+    ] {
+        let answer = intake.ask(&post(&path, &[SUNCO, JSON], bad.as_bytes())).await;
+        assert_eq!((answer.status, answer.code().as_str()), (400, "malformed"), "{bad}");
+    }
+    let other = intake.ask(&post(&path, &["x-api-key: volt-key", JSON], br#"{"decision":"accepted"}"#)).await;
+    assert_eq!(other.status, 404, "another buyer's key");
+    assert_eq!(intake.desk.decided.lock().len(), 0);
+
+    let usd = Currency::new("USD").unwrap();
+    let accepted = DecisionReceipt::Accepted { price: Micros(25_500_000), currency: usd };
+    for (says, body) in [
+        (accepted, r#""decision":"accepted","price":"25.50","currency":"USD"}"#),
+        (DecisionReceipt::Declined, r#""decision":"declined"}"#),
+    ] {
+        *intake.desk.decision_answer.lock() = DecisionAnswer::Taken(says);
+        let answer = intake.ask(&post(&path, &[SUNCO, JSON], br#"{"decision":"accepted"}"#)).await;
+        let expected = format!(r#"{{"lead_id":"{LEAD}",{body}"#);
+        assert_eq!((answer.status, &*answer.body), (200, expected.as_bytes()));
+    }
+    for (says, status, code, retry) in [
+        (DecisionAnswer::NotFound, 404, "not_found", None),
+        (DecisionAnswer::NotPending, 409, "not_pending", None),
+        (DecisionAnswer::Opposite, 409, "already_decided", None),
+        (DecisionAnswer::TooLate, 409, "too_late", None),
+        (DecisionAnswer::Undecided, 409, "undecided", Some("1")),
+        (DecisionAnswer::Unavailable, 503, "unavailable", Some("1")),
+    ] {
+        *intake.desk.decision_answer.lock() = says;
+        let answer = intake.ask(&post(&path, &[SUNCO, JSON], br#"{"decision":"declined","reason":" a\nb "}"#)).await;
+        assert_eq!((answer.status, answer.code().as_str()), (status, code));
+        assert_eq!(answer.header("retry-after"), retry, "{code}");
+    }
+    for (body, expected) in [
+        (r#"{"decision":"accepted","price":30.5}"#, Decision::Accepted { price: Some(Micros(30_500_000)) }),
+        (r#"{"decision":"accepted","price":"30"}"#, Decision::Accepted { price: Some(Micros(30_000_000)) }),
+        (r#"{"decision":"accepted","price":-1}"#, Decision::Accepted { price: None }),
+        (r#"{"decision":"declined"}"#, Decision::Declined { reason: None }),
+        (r#"{"decision":"declined","reason":" a\nb "}"#, Decision::Declined { reason: Some("a b".into()) }),
+    ] {
+        intake.ask(&post(&path, &[SUNCO, JSON], body.as_bytes())).await;
+        let taken = intake.desk.decided.lock().last().cloned().unwrap();
+        assert_eq!((taken.0.as_str(), taken.2), ("sunco", expected), "{body}");
+    }
 }

@@ -27,7 +27,7 @@ use crate::domain::routing::{
 use crate::domain::signature::SigningKey;
 use crate::domain::window::WindowKind;
 use crate::intake::auth::Keys;
-use crate::intake::{LeadAnswer, LeadDesk, ReturnAnswer, Submitted, serve};
+use crate::intake::{Decision, DecisionAnswer, LeadAnswer, LeadDesk, ReturnAnswer, Submitted, serve};
 use crate::telemetry::Telemetry;
 
 /// Longest that a test waits for anything.
@@ -85,6 +85,7 @@ pub(crate) fn buyer(id: &str, day_limit: u64) -> Buyer {
             accepted: AnswerRule::Status(vec![200]),
             duplicate: None,
             on_5xx: On5xx::Declined,
+            pending_within: None,
             price: None,
             reason: None,
             redirect_url: None,
@@ -171,6 +172,8 @@ pub(crate) struct Desk {
     /// What buyers gave back, and what they are told.
     pub(crate) taken_back: Mutex<Vec<(BuyerId, LeadId, String)>>,
     pub(crate) return_answer: Mutex<ReturnAnswer>,
+    pub(crate) decided: Mutex<Vec<(BuyerId, LeadId, Decision)>>,
+    pub(crate) decision_answer: Mutex<DecisionAnswer>,
     pub(crate) is_draining: Mutex<bool>,
 }
 
@@ -207,6 +210,10 @@ impl LeadDesk for Desk {
     async fn take_back(&self, buyer: &Arc<Buyer>, lead: LeadId, reason: &str) -> ReturnAnswer {
         self.taken_back.lock().push((buyer.id.clone(), lead, reason.to_owned()));
         self.return_answer.lock().clone()
+    }
+    async fn decide(&self, buyer: &Arc<Buyer>, lead: LeadId, decision: &Decision) -> DecisionAnswer {
+        self.decided.lock().push((buyer.id.clone(), lead, decision.clone()));
+        self.decision_answer.lock().clone()
     }
     fn is_draining(&self) -> bool {
         *self.is_draining.lock()
@@ -254,6 +261,8 @@ impl Intake {
             answers: Mutex::default(),
             taken_back: Mutex::default(),
             return_answer: Mutex::new(ReturnAnswer::NotFound),
+            decided: Mutex::default(),
+            decision_answer: Mutex::new(DecisionAnswer::NotFound),
             is_draining: Mutex::default(),
         });
         let telemetry = Arc::new(Telemetry::new());

@@ -31,6 +31,9 @@ pub async fn read(session: &mut dyn Session, events: &[Incoming]) -> Result<Know
                 leads.insert(closed.lead);
                 sales.extend(closed.books.then_some(closed.lead));
             }
+            Event::Parked(parked) => {
+                leads.insert(parked.lead);
+            }
             Event::Returned(returned) => {
                 attempts.insert(returned.lead);
                 sales.insert(returned.lead);

@@ -66,7 +66,8 @@ impl<D: Database> SqlLedger<D> {
         let rows = session.fetch(sql.into(), vec![most], &[Kind::Bytes, Kind::Text]).await?;
         let found = rows.len();
         for mut row in rows {
-            let sql = "UPDATE attempt_details SET person = NULL, person_until = NULL WHERE lead_id = ? AND buyer_id = ?";
+            let sql =
+                "UPDATE attempt_details SET person = NULL, person_until = NULL WHERE lead_id = ? AND buyer_id = ?";
             session.execute(sql.into(), vec![row.lead()?.into(), row.text()?.into()]).await?;
         }
         session.release();

@@ -319,7 +319,8 @@ impl<D: Database> SqlLedger<D> {
     ) -> Result<Vec<DoubtRow>, DbError> {
         let mut session = self.database.reader().await?;
         let mut sql = "SELECT lead_id, CAST(sent_at AS CHAR), counted, reason FROM attempts \
-                       WHERE buyer_id = ? AND outcome = 'in_doubt'"
+                       WHERE buyer_id = ? AND outcome = 'in_doubt' \
+                       AND (reason IS NULL OR reason NOT LIKE 'pending until %')"
             .to_owned();
         let mut args: Vec<Value> = vec![buyer.as_str().into()];
         if let Some(after) = after {

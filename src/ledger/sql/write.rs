@@ -77,6 +77,9 @@ pub async fn carry_out(session: &mut dyn Session, dialect: &Dialect, plan: &Plan
     let sets: Vec<_> = sets.into_iter().chain(["explanation", "answer"]).map(Set::New).collect();
     let end = dialect.upsert("lead_id", &sets);
     insert(session, dialect, VERDICTS, &end, plan.verdicts.iter().map(|closed| verdict(closed))).await?;
+    for parked in &plan.stories {
+        session.execute(Cow::Borrowed(STORY), vec![parked.explanation.as_str().into(), parked.lead.into()]).await?;
+    }
     // The lead's row has just moved forward, so there is none; one that was left by hand stays and is not sent again.
     let end = dialect.upsert("lead_id, ordinal", &[Set::New("status")]);
     insert(session, dialect, POSTBACKS, &end, plan.postbacks.iter().map(postback)).await?;
@@ -124,6 +127,7 @@ const VERDICTS: Head = Head {
 };
 const ARRIVAL: &str = "UPDATE leads SET test = ?, received_at = ?, has_received = 1, has_payload = 1, payload = ?, \
                        key_hash = ?, fingerprint = ? WHERE lead_id = ? AND has_received = 0";
+const STORY: &str = "UPDATE leads SET explanation = ? WHERE lead_id = ? AND status = 'pending'";
 const ATTEMPTS: Head = Head {
     sql: "INSERT INTO attempts (lead_id, buyer_id, publisher_id, campaign_id, ordinal, outcome, counted, http_status, \
           reason, sent_at, duration_us, windows, price_micros, payout_micros, currency) VALUES ",

@@ -10,7 +10,9 @@ use super::partition::PartitionState;
 use super::state::{State, span_ms, span_us};
 use crate::domain::event::{Closed, Event, Received};
 use crate::domain::id::{LeadId, Partition, PublisherId};
-use crate::store::{Admission, Admit, Close, CloseReply, LeadState, OpenCounts, OverdueLead, ReadBack, StoreError};
+use crate::store::{
+    Admission, Admit, Close, CloseReply, LeadState, MoveDeadline, OpenCounts, OverdueLead, ReadBack, StoreError,
+};
 
 impl State {
     /// A running lead is kept until it is closed, whatever its retention; from then on the close's counts.
@@ -94,6 +96,29 @@ impl State {
             leads: sum(|partition| partition.open_leads.len()),
             leases: sum(|partition| partition.leases.len()),
         }
+    }
+
+    pub(super) fn move_deadline(&mut self, now: Timestamp, moved: &MoveDeadline) -> Result<bool, StoreError> {
+        let owner = moved.publisher.as_str();
+        let state = self.partition_of(owner);
+        if !state.is_current() {
+            return Err(StoreError::NotDone("the partition is closed until its counts are rebuilt".to_owned()));
+        }
+        let to_ms = moved.to.as_millisecond();
+        let is_it = |deadline_us: i64| {
+            let deadline_ms = deadline_us.div_euclid(1000);
+            moved.from.is_none_or(|from| [from.as_millisecond(), to_ms].contains(&deadline_ms))
+        };
+        let open = state.leads.get(&moved.lead).filter(|known| known.answer.is_none());
+        if !open.is_some_and(|known| is_it(known.deadline_us)) {
+            return Ok(false);
+        }
+        let change = Change::Deadline { lead: moved.lead, deadline_us: to_ms.saturating_mul(1000) };
+        self.change_of(owner, change, None);
+        if let Some(parked) = &moved.event {
+            self.record(now, owner, &Event::Parked(parked.clone()));
+        }
+        Ok(true)
     }
 
     /// Moving the deadline is the claim: the next caller no longer finds the lead overdue.

@@ -18,9 +18,9 @@ use self::group::Group;
 use self::state::State;
 use super::ends::End;
 use super::{
-    Admission, Admit, BeginReply, Close, CloseReply, Comparison, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts,
-    OverdueLead, PersonReply, ReadBack, ReconcileReply, ReturnReply, SaleReturn, SeedReply, Standing, Store, StoreError,
-    StoreHealth, Take, TakeReply,
+    Admission, Admit, BeginReply, Close, CloseReply, Comparison, CounterKey, EndReply, LeadState, LeaseEnd,
+    MoveDeadline, OpenCounts, OverdueLead, PersonReply, ReadBack, ReconcileReply, ReturnReply, SaleReturn, SeedReply,
+    Standing, Store, StoreError, StoreHealth, Take, TakeReply,
 };
 use crate::clock::SharedClock;
 use crate::domain::event::{Attempt, Closed, EntryId, Event, JournalEntry, Life, Mark, Received, WindowAmount};
@@ -371,6 +371,11 @@ impl Store for EmbeddedStore {
         count_max: usize,
     ) -> Result<Vec<OverdueLead>, StoreError> {
         self.step(|state, now| state.claim_overdue_leads(now, partition, grace, extend, count_max)).await?
+    }
+
+    async fn move_deadline(&self, moved: &MoveDeadline) -> Result<bool, StoreError> {
+        check_text(moved.event.as_ref().map_or(0, |event| event.explanation.len()))?;
+        self.step(|state, now| state.move_deadline(now, moved)).await?
     }
 
     async fn open_counts(&self) -> Result<OpenCounts, StoreError> {

@@ -6,9 +6,9 @@ use bytes::Bytes;
 
 use super::change::{Change, Effect, Lease, Record};
 use super::counters::{Buyer, CapCounters, Moves};
+use super::persons::Had;
 use crate::domain::event::{ClaimKey, EntryId, Life, WindowAmount};
 use crate::domain::id::{BuyerId, CapId, LeadId, PublisherId};
-use super::persons::Had;
 use crate::domain::lease::{EndMark, LeaseKey};
 use crate::domain::person::PersonDigest;
 use crate::store::ReadBack;

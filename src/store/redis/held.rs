@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::persons::PersonNote;
 use crate::domain::event::{ClaimKey, EntryId, Life, Mark};
 use crate::domain::id::{BuyerId, LeadId, Partition, PublisherId};
-use super::persons::PersonNote;
 use crate::domain::lease::{Charge, EndMark, LeaseKey};
 use crate::domain::person::Person;
 
@@ -367,8 +367,14 @@ mod tests {
     fn p7_a_lease_counts_until_it_has_ended() {
         let held = Held::new(16);
         let key = LeaseKey { lead: LeadId::generate(), buyer: BuyerId::new("sunco").unwrap() };
-        let lease =
-            HeldLease { charges: vec![], about: "{}".into(), taken_at_ms: 0, deadline_ms: 10, gives_back: false, person: None };
+        let lease = HeldLease {
+            charges: vec![],
+            about: "{}".into(),
+            taken_at_ms: 0,
+            deadline_ms: 10,
+            gives_back: false,
+            person: None,
+        };
         held.taken(key.clone(), lease.clone());
         held.taken(key.clone(), lease);
         held.gives_back(&key);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::ends::both;
+use super::ends::{both, of_another_life};
 use super::held::HeldLead;
 use super::keys::{escape, life_text, unescape};
 use super::reply::{Call, Plain};
@@ -12,7 +12,7 @@ use super::{Bytes, RedisStore, Reply, first_word, millis, nth, unknown_reply};
 use crate::domain::event::{ClaimKey, EntryId, Event, Life};
 use crate::domain::id::{LeadId, Partition, PublisherId};
 use crate::store::{
-    Admission, Admit, Close, CloseReply, LeadState, OpenCounts, OverdueLead, StoreError, Take, TakeReply,
+    Admission, Admit, Close, CloseReply, LeadState, MoveDeadline, OpenCounts, OverdueLead, StoreError, Take, TakeReply,
 };
 
 impl RedisStore {
@@ -178,6 +178,35 @@ impl RedisStore {
             }
         }
         Ok(leads)
+    }
+
+    pub(super) async fn run_park(&self, moved: &MoveDeadline) -> Result<bool, StoreError> {
+        let partition = self.partition(moved.publisher.as_str());
+        let life = self.joined_life(partition).ok_or_else(of_another_life)?;
+        let mut call = Call::new(vec![
+            self.keys.life(partition),
+            self.keys.open(partition),
+            self.keys.journal(partition, Some(life)),
+        ]);
+        let event = moved.event.as_ref().map(|event| Event::Parked(event.clone()).to_bytes());
+        call.number(life.0).arg(moved.lead.to_string()).number(moved.to.as_millisecond());
+        call.arg(moved.from.map(|from| from.as_millisecond().to_string()).unwrap_or_default());
+        call.arg(event.clone().unwrap_or_default());
+        let answer = self.client.run(Verb::Park, &call).await?;
+        match first_word(&answer.reply)? {
+            ("moved", rest) => {
+                if let Some(event) = event {
+                    // It is on no walk here any more: should it be lost, the books bring it back.
+                    self.held.answered(moved.lead);
+                    self.held.recorded(partition, life, entry_id(nth(rest, 0)?)?, event);
+                    self.appended.notify_one();
+                }
+                Ok(true)
+            }
+            ("other", _) => Ok(false),
+            ("life", _) => Err(of_another_life()),
+            (word, _) => Err(unknown_reply("park", word)),
+        }
     }
 
     pub(super) async fn count_open(&self) -> Result<OpenCounts, StoreError> {

@@ -41,9 +41,9 @@ use self::setup::{JournalSize, Looks};
 use self::versions::Versions;
 use super::ends::End;
 use super::{
-    Admission, Admit, BeginReply, Close, CloseReply, Comparison, CounterKey, EndReply, LeadState, LeaseEnd, OpenCounts,
-    OverdueLead, PersonReply, ReadBack, ReconcileReply, ReturnReply, SaleReturn, SeedReply, Standing, Store, StoreError,
-    StoreHealth, Take, TakeReply,
+    Admission, Admit, BeginReply, Close, CloseReply, Comparison, CounterKey, EndReply, LeadState, LeaseEnd,
+    MoveDeadline, OpenCounts, OverdueLead, PersonReply, ReadBack, ReconcileReply, ReturnReply, SaleReturn, SeedReply,
+    Standing, Store, StoreError, StoreHealth, Take, TakeReply,
 };
 use crate::clock::SharedClock;
 use crate::domain::event::{Attempt, Closed, EntryId, Event, JournalEntry, Life, Mark, WindowAmount};
@@ -417,6 +417,11 @@ impl Store for RedisStore {
         count_max: usize,
     ) -> Result<Vec<OverdueLead>, StoreError> {
         self.run_claim_leads(partition, grace, extend, count_max).await
+    }
+
+    async fn move_deadline(&self, moved: &MoveDeadline) -> Result<bool, StoreError> {
+        let _under_way = self.under_way.read().await;
+        self.run_park(moved).await
     }
 
     async fn open_counts(&self) -> Result<OpenCounts, StoreError> {

@@ -51,6 +51,7 @@ pub(super) enum Verb {
     Marked,
     Person,
     ClaimLeads,
+    Park,
     Overdue,
     Read,
     Tip,
@@ -59,7 +60,7 @@ pub(super) enum Verb {
 
 impl Verb {
     /// All, in the order of their numbers.
-    pub(super) const ALL: [Self; 36] = [
+    pub(super) const ALL: [Self; 37] = [
         Self::Admit,
         Self::Take,
         Self::AdmitTake,
@@ -92,6 +93,7 @@ impl Verb {
         Self::Marked,
         Self::Person,
         Self::ClaimLeads,
+        Self::Park,
         Self::Overdue,
         Self::Read,
         Self::Tip,
@@ -137,6 +139,7 @@ impl Verb {
             Self::Marked => lua!("marked"),
             Self::Person => lua!("person"),
             Self::ClaimLeads => lua!("claim_leads"),
+            Self::Park => lua!("park"),
             Self::Overdue => lua!("overdue"),
             Self::Read => lua!("read"),
             Self::Tip => lua!("tip"),
@@ -159,6 +162,7 @@ impl Verb {
             | Self::GiveBack
             | Self::Record
             | Self::Remember
+            | Self::Park
             | Self::Return
             | Self::NewKey
             | Self::BringPersons
@@ -236,9 +240,13 @@ mod tests {
             let source = verb.source();
             let flags = source.lines().next().unwrap();
             let expected = match verb {
-                Verb::Admit | Verb::Take | Verb::AdmitTake | Verb::Seed | Verb::NewKey | Verb::BringPersons | Verb::Marked => {
-                    "#!lua"
-                },
+                Verb::Admit
+                | Verb::Take
+                | Verb::AdmitTake
+                | Verb::Seed
+                | Verb::NewKey
+                | Verb::BringPersons
+                | Verb::Marked => "#!lua",
                 Verb::Overdue | Verb::Tip | Verb::Life | Verb::Read | Verb::Person => "#!lua flags=no-writes",
                 _ => "#!lua flags=allow-oom",
             };

@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use capgate::domain::event::{Event, ParkedLead};
 use capgate::domain::id::LeadId;
 use capgate::domain::lease::LeaseKey;
-use capgate::store::{Admission, EndReply, OverdueLead};
-use jiff::SignedDuration;
+use capgate::store::{Admission, EndReply, MoveDeadline, OverdueLead};
+use jiff::{SignedDuration, Timestamp};
 
 use crate::store::Harness;
 use crate::support::{
@@ -174,5 +175,55 @@ pub async fn overdue_leads_wait_for_the_grace<H: Harness>() {
     // The extension runs out like the first deadline did.
     eventually("the lead is overdue again", || async { claim_after(0, 60_000).await == 1 }).await;
     assert_eq!(claim_after(0, 60_000).await, 0);
+    h.stop().await;
+}
+
+/// A lead that waits for its buyer is nobody's to take over before its time, and whoever ends the wait moves only that deadline.
+pub async fn p4_a_parked_lead_is_taken_over_only_when_its_wait_is_over<H: Harness>() {
+    let h = H::start().await;
+    let store = h.store();
+    begin_lives(&*store).await;
+    let mark = start_mark(&*store, "acme");
+    let lead = LeadId::generate();
+    let at = |ms: i64| {
+        Timestamp::from_millisecond((store.now() + SignedDuration::from_millis(ms)).as_millisecond()).unwrap()
+    };
+    let moved = |from, to, event| MoveDeadline { lead, publisher: publisher(), from, to, event };
+    assert_eq!(store.move_deadline(&moved(None, at(0), None)).await, Ok(false), "not known");
+    let mut call = admit(&*store, lead, None);
+    call.deadline = store.now() - SignedDuration::from_secs(10);
+    assert_eq!(store.admit(&call).await, Ok(Admission::New));
+
+    let (until, soon) = (at(600_000), at(5_000));
+    let event = ParkedLead { lead, publisher: publisher(), explanation: "{\"a\":1}".into() };
+    assert_eq!(store.move_deadline(&moved(None, until, Some(event.clone()))).await, Ok(true));
+    let claim = async || {
+        let hour = Duration::from_secs(3_600);
+        store.claim_overdue_leads(mark.partition, Duration::from_secs(2), hour, 10).await.unwrap().len()
+    };
+    assert_eq!(claim().await, 0, "it waits");
+    let told: Vec<Event> =
+        store.read_journal(&mark, 10).await.unwrap().iter().map(|e| Event::from_bytes(&e.bytes).unwrap()).collect();
+    assert_eq!(told.last(), Some(&Event::Parked(event)));
+
+    assert_eq!(store.move_deadline(&moved(Some(soon), at(0), None)).await, Ok(false), "its deadline is another one");
+    assert_eq!(claim().await, 0);
+    assert_eq!(store.move_deadline(&moved(Some(until), soon, None)).await, Ok(true));
+    assert_eq!(store.move_deadline(&moved(Some(until), soon, None)).await, Ok(true), "a repeat");
+    let past = at(-2_000);
+    let races = at_once(8, |_| {
+        let (store, call) = (Arc::clone(&store), moved(Some(soon), past, None));
+        async move { store.move_deadline(&call).await.unwrap() }
+    });
+    assert!(races.await.into_iter().any(|is_moved| is_moved));
+    assert_eq!(claim().await, 1);
+    // A lead that has gone on is let alone by whoever comes late.
+    for from in [until, soon] {
+        assert_eq!(store.move_deadline(&moved(Some(from), past, None)).await, Ok(false));
+    }
+    assert_eq!(claim().await, 0);
+    store.close(&close(&*store, lead, None, "done")).await.unwrap();
+    assert_eq!(store.move_deadline(&moved(None, past, None)).await, Ok(false), "it has its answer");
+    assert_eq!(claim().await, 0);
     h.stop().await;
 }
