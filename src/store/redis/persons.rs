@@ -76,7 +76,7 @@ impl RedisStore {
     pub(super) fn push_recorded_person(&self, call: &mut Call, partition: Partition, event: &Event) {
         let noted = match event {
             Event::Attempt(attempt) => PersonNote::of(attempt).map(|note| (attempt, note)),
-            Event::Received(_) | Event::Closed(_) | Event::Returned(_) => None,
+            Event::Received(_) | Event::Closed(_) | Event::Returned(_) | Event::Parked(_) => None,
         };
         let Some((attempt, note)) = noted else {
             call.arg(String::new());
