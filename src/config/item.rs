@@ -130,13 +130,6 @@ impl<'a> Reader<'a> {
         items.into_iter().filter_map(|item| item.table()).collect()
     }
 
-    /// A key of the interface whose behaviour does not exist yet is refused, never silently ignored.
-    pub(super) fn not_available_yet(&self, key: &'static str) {
-        if let Some(item) = self.item(key) {
-            item.secret().fail("not available yet", "leave this key out");
-        }
-    }
-
     /// Notes an error about a key of this table that may be absent.
     pub(super) fn fail(&self, key: &str, wrong: impl Display, right: impl Display) {
         self.note(key, wrong.to_string(), right.to_string(), Severity::Error);
