@@ -44,6 +44,7 @@ macro_rules! all_behaviours {
     ($open:path) => {
         $crate::behaviours! { $open:
             settling {
+                p10_a_parked_lead_is_told_of_and_a_late_decision_is_only_noted,
                 p5_a_lead_and_its_verdict_become_one_row_in_any_order,
                 p6_sales_sum_to_zero_and_balances_follow,
                 p2_usage_counts_exactly_what_counts,
@@ -102,7 +103,6 @@ macro_rules! all_behaviours {
             }
             returning {
                 p6_a_return_is_the_sale_the_other_way_round,
-                p10_a_parked_lead_is_told_of_and_a_late_decision_is_only_noted,
                 f72_a_return_is_booked_once_in_whatever_batches,
                 p6_a_sale_and_its_return_in_one_batch,
                 p6_nothing_is_reversed_that_was_never_booked,

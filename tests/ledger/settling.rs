@@ -292,7 +292,7 @@ pub async fn p10_a_parked_lead_is_told_of_and_a_late_decision_is_only_noted(book
     let lead = LeadId::generate();
     let parked =
         |story: &str| Event::Parked(ParkedLead { lead, publisher: publisher("acme"), explanation: story.to_owned() });
-    let with = |outcome, reason: &str| {
+    let with = |outcome: AttemptOutcome, reason: &str| {
         let counted = outcome == AttemptOutcome::InDoubt;
         Event::Attempt(Attempt { counted, reason: Some(reason.into()), ..attempt(lead, "acme", "sunco", outcome) })
     };
