@@ -129,6 +129,8 @@ fn story(index: u64, count: u64, now: Timestamp) -> Result<Story, Failure> {
             payout,
             currency,
             books: is_sale,
+            person: None,
+            reference: None,
         });
     }
     let sale = attempts.iter().find(|attempt| attempt.books);
