@@ -423,7 +423,8 @@ pub(super) fn warn_of_misspelling(item: &Item<'_>, name: &str) {
     // `phone2` is a field of its own.
     if field::known(name).is_none()
         && !name.ends_with(|last: char| last.is_ascii_digit())
-        && let Some(near) = field::names().find(|known| is_swapped(name, known)).or_else(|| nearest(name, field::names()))
+        && let Some(near) =
+            field::names().find(|known| is_swapped(name, known)).or_else(|| nearest(name, field::names()))
     {
         item.warn(
             format!("is no field that is known by this name, and close to {near:?}"),
