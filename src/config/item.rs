@@ -416,13 +416,24 @@ pub(super) fn warn_of_misspelling(item: &Item<'_>, name: &str) {
     // `phone2` is a field of its own.
     if field::known(name).is_none()
         && !name.ends_with(|last: char| last.is_ascii_digit())
-        && let Some(near) = nearest(name, field::names())
+        && let Some(near) =
+            field::names().find(|known| is_swapped(name, known)).or_else(|| nearest(name, field::names()))
     {
         item.warn(
             format!("is no field that is known by this name, and close to {near:?}"),
             format!("{near:?}, or this if leads have it"),
         );
     }
+}
+
+/// Are they the same but for two neighbours that changed places?
+fn is_swapped(word: &str, known: &str) -> bool {
+    let word = word.to_ascii_lowercase();
+    let differ: Vec<usize> =
+        word.bytes().zip(known.bytes()).enumerate().filter(|(_, (a, b))| a != b).map(|(at, _)| at).collect();
+    let (word, known) = (word.as_bytes(), known.as_bytes());
+    word.len() == known.len()
+        && matches!(differ[..], [one, two] if two == one + 1 && word[one] == known[two] && word[two] == known[one])
 }
 
 /// The candidate that is most like the word, if one is like it.

@@ -132,7 +132,7 @@ fn a_rule_about_duplicates_is_whole_or_refused() {
         ("{ fields = [\"phone\"] }", "days"),
         ("{ fields = [], days = 30 }", "fields"),
         ("{ fields = \"phone\", days = 30 }", "fields"),
-        ("{ fields = [\"phone\", \"phone_number\"], days = 30 }", "fields[1]"),
+        ("{ fields = [\"phone\", \"phone_number\"], days = 30 }", "fields[2]"),
         ("{ fields = [\"phone\"], days = 0 }", "days"),
         ("{ fields = [\"phone\"], days = 3651 }", "days"),
         ("{ fields = [\"phone\"], days = 30, hours = 1 }", "hours"),
