@@ -169,7 +169,8 @@ pub async fn run(gateway: Arc<Gateway>) {
                 false
             }
             () = tokio::time::sleep(EVERY) => {
-                watches.iter_mut().fold(false, |is_wanted, watch| watch.has_settled_change() || is_wanted)
+                // Each is asked: a change of one must not hide that of another.
+                watches.iter_mut().map(FileWatch::has_settled_change).filter(|has_changed| *has_changed).count() > 0
             }
         };
         if is_wanted {

@@ -99,9 +99,9 @@ impl Tls {
     ///
     /// # Errors
     /// The pair is no good; the one in force stays.
-    pub fn reload(&self) -> Result<bool, Problem> {
+    pub fn reload(&self) -> Result<bool, Box<Problem>> {
         let _turn = self.reloading.lock();
-        let fresh = pair(&self.cert, &self.key).map_err(|fault| self.problem(fault))?;
+        let fresh = pair(&self.cert, &self.key).map_err(|fault| Box::new(self.problem(fault)))?;
         // A key that is new comes with a certificate that is: the certificate holds its public half.
         let is_new = self.in_force.0.load().cert != fresh.cert;
         if is_new {

@@ -135,7 +135,7 @@ impl<H: Handler> Server<H> {
                     let server = Arc::clone(self);
                     self.tracker.spawn(async move {
                         let cut = server.cut.clone();
-                        cut.run_until_cancelled_owned(server.serve_connection(stream, peer)).await;
+                        cut.run_until_cancelled_owned(Box::pin(server.serve_connection(stream, peer))).await;
                         drop(permit);
                     });
                 }

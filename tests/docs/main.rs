@@ -96,6 +96,8 @@ zzzzzzzzzzzzzzzz = 1
 zzzzzzzzzzzzzzzz = 1
 [[buyer.hours]]
 zzzzzzzzzzzzzzzz = 1
+[buyer.breaker]
+zzzzzzzzzzzzzzzz = 1
 [buyer.duplicates]
 zzzzzzzzzzzzzzzz = 1
 [buyer.request]

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::Request;
-use http::header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
+use http::header::{CONTENT_LENGTH, HOST, HeaderValue, TRANSFER_ENCODING};
 use http::request::Parts;
 use hyper::body::Incoming;
 use hyper::rt::Executor;
@@ -118,7 +118,7 @@ async fn answer<H: Handler>(
 /// What HTTP/1.1 refuses at the socket. Who passes the request on as HTTP/1.1 could read it in another way (F63).
 fn fault(head: &Parts) -> Option<HeadFault> {
     let count = |name| head.headers.get_all(name).iter().count();
-    let host = head.headers.get(HOST).map(|host| host.as_bytes());
+    let host = head.headers.get(HOST).map(HeaderValue::as_bytes);
     let authority = head.uri.authority().map(|authority| authority.as_str().as_bytes());
     let is_two_hosts = host.zip(authority).is_some_and(|(host, authority)| !host.eq_ignore_ascii_case(authority));
     if head.headers.len() > HEADERS_MAX {
