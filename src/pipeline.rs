@@ -101,7 +101,7 @@ pub async fn walk(gateway: Arc<Gateway>, order: WalkOrder, progress: watch::Send
     }
     let verdict = loop {
         let held = match walk.lease().await {
-            Leased::Held(held) => held,
+            Leased::Held(held) => *held,
             Leased::Ended(verdict) => break verdict,
             Leased::Abandoned => return walk.leave_to_recovery(),
         };

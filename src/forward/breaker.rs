@@ -34,9 +34,10 @@ impl Health {
     pub(super) fn of(outcome: &Outcome) -> Self {
         match outcome {
             Outcome::Declined { http_status: 429, .. } => Self::Neutral,
-            Outcome::Declined { http_status: 500.., .. } | Outcome::InDoubt { .. } => Self::Bad,
+            Outcome::Declined { http_status: 500.., .. }
+            | Outcome::InDoubt { .. }
+            | Outcome::Unsent { reason: "connect" | "connect_timeout" | "dns" | "tls" } => Self::Bad,
             Outcome::Accepted(_) | Outcome::Declined { .. } | Outcome::Pending { .. } => Self::Good,
-            Outcome::Unsent { reason: "connect" | "connect_timeout" | "dns" | "tls" } => Self::Bad,
             Outcome::Unsent { .. } => Self::Neutral,
         }
     }
@@ -107,7 +108,10 @@ impl Breaker {
             return;
         }
         match (self.state, health) {
-            (State::Closed { failures: 0 }, Health::Good) | (State::Closed { .. }, Health::Neutral) => {}
+            // Nobody is let through while it is open.
+            (State::Open { .. }, _)
+            | (State::Closed { failures: 0 }, Health::Good)
+            | (State::Closed { .. }, Health::Neutral) => {}
             (State::Closed { .. }, Health::Good) => self.state = State::Closed { failures: 0 },
             (State::Closed { failures }, Health::Bad) => {
                 let failures = failures.saturating_add(1);
@@ -122,8 +126,6 @@ impl Breaker {
             (State::Probing { .. }, Health::Good) => self.change(State::Closed { failures: 0 }),
             (State::Probing { .. }, Health::Bad) if rule.failures == 0 => self.change(State::Closed { failures: 0 }),
             (State::Probing { .. }, Health::Bad) => self.change(State::Open { until: later(now, rule.rest) }),
-            // Nobody is let through while it is open.
-            (State::Open { .. }, _) => {}
         }
     }
 }
@@ -145,7 +147,7 @@ impl Breakers {
     }
 
     pub(super) fn resting(&self, buyer: &BuyerId) -> Option<Duration> {
-        self.known.lock().get(buyer)?.resting(self.clock.now()).map(|left| left.unsigned_abs())
+        self.known.lock().get(buyer)?.resting(self.clock.now()).map(SignedDuration::unsigned_abs)
     }
 
     /// The right to call a buyer; else how long it rests.

@@ -44,7 +44,7 @@ const BOOKS_PAUSE: Duration = Duration::from_millis(200);
 /// What asking for the next lease came to.
 pub(super) enum Leased {
     /// A unit of every cap of this buyer is held.
-    Held(HeldOffer),
+    Held(Box<HeldOffer>),
     /// Nobody is left to ask.
     Ended(Verdict),
     /// The store is away and the lead's time is over.
@@ -165,7 +165,7 @@ impl Walk<'_> {
             }
             let Some(taken) = self.taken.take() else { continue };
             if let Some(held) = self.read_take(&taken, &mut cured).await {
-                return Leased::Held(held);
+                return Leased::Held(Box::new(held));
             }
         }
     }
@@ -313,14 +313,13 @@ impl Walk<'_> {
                 let Some(person) = person else { return };
                 let asked = ask_books_about(self.gateway, &buyer, &person);
                 match tokio::time::timeout(self.seed_patience, asked).await {
-                    Ok(Ok(())) => {}
+                    Ok(Ok(())) | Err(_) => {}
                     Ok(Err(SettleError::Store(error))) => self.gateway.note_store_error(&error),
                     Ok(Err(SettleError::Ledger(error))) => {
                         tracing::warn!(%buyer, %error, "nobody is offered to the buyer: the books cannot be asked");
                         // Asking at once again would find them as they are.
                         tokio::time::sleep(BOOKS_PAUSE).await;
                     }
-                    Err(_) => {}
                 }
                 self.seed_patience = self.seed_patience.saturating_sub(began.elapsed());
             }

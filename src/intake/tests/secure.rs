@@ -168,6 +168,9 @@ async fn http2_without_tls_is_refused_in_words() {
     assert_eq!(intake.ask(&upgrade).await.status, 200);
 }
 
+/// What is sent, and the status and word that it gets; none: the stream is reset.
+type Case = (&'static str, Request<()>, Vec<u8>, Option<(u16, &'static str)>);
+
 #[tokio::test]
 async fn f58_f63_http2_goes_around_no_check_of_head_or_body() {
     let identity = Identity::new();
@@ -180,7 +183,7 @@ async fn f58_f63_http2_goes_around_no_check_of_head_or_body() {
         |times: usize| (0..times).fold(head(), |head, _| head.header("content-length", &length)).body(()).unwrap();
     let many = (0..80).fold(head(), |head, number| head.header(format!("x-{number}"), "x")).body(()).unwrap();
     let long = head().header("x-long", "x".repeat(20_000)).body(()).unwrap();
-    let cases: Vec<(&str, Request<()>, Vec<u8>, Option<(u16, &str)>)> = vec![
+    let cases: Vec<Case> = vec![
         ("good", plain(), GOOD.to_vec(), Some((200, "sold"))),
         ("with its length", exact(1), GOOD.to_vec(), Some((200, "sold"))),
         ("two lengths", exact(2), GOOD.to_vec(), Some((400, "malformed"))),

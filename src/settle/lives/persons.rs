@@ -25,8 +25,18 @@ const PAGE: usize = 1_000;
 pub(super) struct PersonsRead {
     /// Under which life, and within how many days.
     done: HashMap<BuyerId, (Life, u32)>,
-    /// The buyer that is being read, and the last one of it.
-    at: Option<(BuyerId, Life, u32, Option<(PersonDigest, LeadId)>)>,
+    /// The buyer that is being read.
+    at: Option<Page>,
+}
+
+/// Where the reading of a buyer's persons stands.
+#[derive(Debug)]
+struct Page {
+    buyer: BuyerId,
+    life: Life,
+    days: u32,
+    /// The last one that was read.
+    last: (PersonDigest, LeadId),
 }
 
 /// Brings one page of persons back; answers whether there is more.
@@ -56,13 +66,13 @@ pub(super) async fn read_persons_back(
         return Ok(false);
     };
     let after = match read.at.take() {
-        Some((of, under, within, after)) if of == buyer && under == life && within == days => after,
+        Some(page) if page.buyer == buyer && page.life == life && page.days == days => Some(page.last),
         _ => None,
     };
     let marks = gateway.ledger.persons(&buyer, since(gateway, days), after, PAGE).await?;
     gateway.store.bring_persons(&buyer, days, &marks).await?;
     match marks.last().and_then(|last| Some((last.digest, last.lead?))) {
-        Some(last) if marks.len() == PAGE => read.at = Some((buyer, life, days, Some(last))),
+        Some(last) if marks.len() == PAGE => read.at = Some(Page { buyer, life, days, last }),
         _ => {
             gateway.store.set_marked(&buyer, days).await?;
             read.done.insert(buyer, (life, days));

@@ -198,7 +198,7 @@ pub async fn p4_a_parked_lead_is_taken_over_only_when_its_wait_is_over<H: Harnes
     let event = ParkedLead { lead, publisher: publisher(), explanation: "{\"a\":1}".into() };
     assert_eq!(store.move_deadline(&moved(None, until, Some(event.clone()))).await, Ok(true));
     let claim = async || {
-        let hour = Duration::from_secs(3_600);
+        let hour = Duration::from_hours(1);
         store.claim_overdue_leads(mark.partition, Duration::from_secs(2), hour, 10).await.unwrap().len()
     };
     assert_eq!(claim().await, 0, "it waits");
