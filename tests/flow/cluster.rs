@@ -68,6 +68,5 @@ async fn p1_slots_that_move_under_load_oversell_and_lose_nothing() {
             }
         }
     });
-    rough(place, gateways, &stub).await;
-    mover.await.expect("both slots have moved");
+    rough(place, gateways, &stub, async { mover.await.expect("both slots have moved") }).await;
 }

@@ -55,11 +55,12 @@ async fn f70_a_server_killed_in_mid_batch_loses_and_doubles_nothing() {
     let mut server = MariaDb::start().await;
     let books = books_on(&server).await;
     let journal = Journal::default();
-    sales(&journal, 1_000);
     let is_over = Arc::new(AtomicBool::new(false));
     let settling = tokio::spawn(settle_through(books.ledger.clone(), journal.clone(), is_over.clone()));
-    for round in 1..=6 {
-        let wanted = round * 60;
+    for round in 0..6 {
+        // More than can be settled until the kill comes.
+        sales(&journal, 1_000);
+        let wanted = round * 1_000 + 60;
         until("some are settled", async || books.raw.number("SELECT COUNT(*) FROM attempts").await >= wanted).await;
         server.kill();
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -69,7 +70,7 @@ async fn f70_a_server_killed_in_mid_batch_loses_and_doubles_nothing() {
     let failures = settling.await.unwrap();
     println!("{failures} settlements failed");
     assert!(failures >= 6, "it was never in the middle of anything");
-    sales_are_booked_once(&books, 1_000).await;
+    sales_are_booked_once(&books, 6_000).await;
 }
 
 /// Longer than a statement may take: the settler gives up and asks again, and a batch that the server goes on with after all is
@@ -79,7 +80,7 @@ async fn f70_a_server_that_sleeps_in_mid_batch_loses_and_doubles_nothing() {
     let server = MariaDb::start().await;
     let books = books_on(&server).await;
     let journal = Journal::default();
-    sales(&journal, 1_000);
+    sales(&journal, 4_000);
     let is_over = Arc::new(AtomicBool::new(false));
     let settling = tokio::spawn(settle_through(books.ledger.clone(), journal.clone(), is_over.clone()));
     until("some are settled", async || books.raw.number("SELECT COUNT(*) FROM attempts").await >= 100).await;
@@ -90,7 +91,7 @@ async fn f70_a_server_that_sleeps_in_mid_batch_loses_and_doubles_nothing() {
     let failures = settling.await.unwrap();
     println!("{failures} settlements failed");
     assert!(failures > 0, "it was never waited for");
-    sales_are_booked_once(&books, 1_000).await;
+    sales_are_booked_once(&books, 4_000).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
