@@ -9,7 +9,7 @@ use capgate::ledger::SharedLedger;
 use serde_json::Value;
 
 use crate::headline::behaviours;
-use crate::support::{BuyerLine, Gateway, Place, client, closed, get, lead, post_until_taken, routing, until};
+use crate::support::{BuyerLine, Gateway, Place, client, closed, get, lead, post_until_taken, routing};
 
 const QUICK: &str = "[forward]\nallow_private_addresses = true\nlate_answer_ms = 600";
 const TWINS: usize = 50;
@@ -145,7 +145,7 @@ async fn f21_p8_persons_come_back_from_the_books_after_a_loss() {
         let gateway = &gateways[round % 2];
         is_had_by(gateway, &ledger, &format!("round{round}"), round, first).await;
         if round == 1 {
-            until("everybody is read back", async || {
+            crate::support::until("everybody is read back", async || {
                 let marked = server.connection().await.run(&["KEYS", "*:marked:*"]).await;
                 format!("{marked:?}").matches("marked").count() == 2
             })
