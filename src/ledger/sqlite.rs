@@ -127,13 +127,17 @@ impl SqlLedger<SqliteDatabase> {
 }
 
 /// Makes the file, if there is none, for nobody else to read: it holds personal data (P9). The database gives its side files
-/// the same rights.
+/// the same rights. One that is there is not opened: closing it again would drop the locks that other connections of this process
+/// hold on it, and the next process to end would take itself for the last one and remove the log that is still in use.
 fn make_private(path: &Path) -> std::io::Result<()> {
     let mut options = std::fs::OpenOptions::new();
-    options.append(true).create(true);
+    options.append(true).create_new(true);
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    options.open(path).map(drop)
+    match options.open(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(error),
+        Ok(_) | Err(_) => Ok(()),
+    }
 }
 
 #[async_trait]
